@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -101,16 +102,28 @@ async def retry_async(
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Parse `Retry-After` (seconds or a date) or `retry-after-ms` as seconds; None if absent or invalid."""
+    """Parse `Retry-After` (seconds or a date) or `retry-after-ms` as seconds; None if absent or invalid.
+
+    A date is compared with the server's own, because its clock may differ from ours.
+    """
+    milliseconds, text = headers.get("retry-after-ms", "").strip(), headers.get("retry-after", "").strip()
+    # The standard knows whole seconds and dates; some servers send fractions of seconds.
+    if _is_number(milliseconds):
+        return float(milliseconds) / 1000
+    if _is_number(text):
+        return float(text)
+    until, now = _seconds_of(text), _seconds_of(headers.get("date", ""))
+    return None if until is None else max(0.0, until - (time.time() if now is None else now))
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.replace(".", "", 1).isdigit()
+
+
+def _seconds_of(date: str) -> float | None:
+    """The seconds of the epoch of a date in a header, which is in UTC if it does not say; None if it is none."""
     try:
-        if "retry-after-ms" in headers:
-            return max(0.0, float(headers["retry-after-ms"]) / 1000)
-        text = headers.get("retry-after")
-        if text is None:
-            return None
-        # The standard knows whole seconds and dates; some servers send fractions of seconds.
-        if text.strip().replace(".", "", 1).isdigit():
-            return float(text)
-        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+        moment = email.utils.parsedate_to_datetime(date)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, TypeError, OverflowError):  # a date may have numbers of any size
         return None

@@ -17,16 +17,19 @@ LONGEST_PROBE_GAP_S = 3.0
 REFUSED_OUTAGES = (
     6  # times `OUTAGE_S` without an answer but refusals for the rate: a limit per minute has passed by then
 )
+# Of the client by their number, and yet about this moment: a timeout, a conflict, a busy or failed server behind the
+# one that answers (421, 424), a connection that a gateway has closed (449, 460, 499), no capacity (498).
+PASSING = frozenset({408, 409, 421, 423, 424, 425, 449, 460, 498, 499})
 
 
 def reason_of(status: int) -> FailureReason:
     """Map an HTTP error status to a failure reason, which decides whether the request is sent again."""
     if status == 429:
         return "rate_limited"
-    if status >= 500 or status in (408, 409, 425):
+    if status >= 500 or status in PASSING:
         return "server_error"
-    # 402: the account has no money left, so every further request would be refused as well.
-    return "misconfigured" if status in (401, 402, 403, 404) else "refused"
+    # 402: the account has no money left, so every further request would be refused as well. 407: by a proxy.
+    return "misconfigured" if status in (401, 402, 403, 404, 407) else "refused"
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.processes import is_loopback
 from nautile.configs.endpoint import EndpointConfig
 from nautile.data.endpoints.chat_types import CallError, ChatRequest, output_constraint
-from nautile.data.endpoints.completions import RawReply
+from nautile.data.endpoints.completions import RawReply, is_page
 from nautile.data.endpoints.keys import safe_message
 
 CONNECT_S = 5.0
@@ -74,9 +74,8 @@ def http_clients(config: EndpointConfig, on_headers: OnHeaders) -> list[httpx2.A
 
     async def on_response(response: httpx2.Response) -> None:
         on_headers(response.headers)
-        is_page = response.status_code == 200 and response.headers.get("content-type", "").startswith("text/html")
-        # Some servers send JSON under this type.
-        if is_page and (await response.aread()).lstrip()[:1] not in (b"{", b"["):
+        is_html = response.status_code == 200 and response.headers.get("content-type", "").startswith("text/html")
+        if is_html and is_page(await response.aread()):
             message = f"{response.url} answers with a web page (HTML), not as a chat API: check `url`"
             raise CallError("misconfigured", message, WEB_PAGE)
 

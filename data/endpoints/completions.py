@@ -7,8 +7,8 @@ that is none is not known. An error may come with any status, 200 included, and 
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,19 +23,38 @@ from nautile.data.endpoints.keys import repeats_key
 MOST_TOKENS = 2**40  # a larger count is none
 LONGEST_NUMBER = 18  # digits; Python refuses to read thousands of them
 MOST_MESSAGES = 3  # of a list of errors
-MOST_STARTS = 8  # places where JSON behind other text may begin
-# Other words for the end at the token limit, and for an answer that the vendor holds back.
-_LENGTH = {"length", "max_tokens", "model_length", "max_output_tokens", "max_length", "token_limit", "incomplete"}
-_FILTERED = {"content_filter", "content_filtered", "safety", "recitation", "blocklist", "prohibited_content", "spii"}
-_BROKEN = {"error", "abort", "aborted", "cancelled", "canceled", "failed"}  # the vendor has stopped in the middle
+MOST_STARTS = 8  # places where JSON may begin
+# Other words for the end of an answer, for the end at the token limit, and for an answer that the vendor holds back.
+_STOP = {"eos", "eos_token", "end_turn", "stop_sequence", "complete", "completed"}
+_LENGTH = {
+    *("length", "max_tokens", "model_length", "max_output_tokens", "max_completion_tokens", "max_new_tokens"),
+    *("max_length", "token_limit", "incomplete", "context_length", "model_context_window_exceeded", "error_limit"),
+    "time_limit",
+}
+_FILTERED = {
+    *("content_filter", "content_filtered", "safety", "recitation", "blocklist", "prohibited_content", "spii"),
+    *("sensitive", "guardrail_intervened", "error_toxic"),
+}
+_BROKEN = {  # the vendor has stopped in the middle
+    *("error", "abort", "aborted", "cancelled", "canceled", "user_cancel", "failed", "timeout", "network_error"),
+    "insufficient_system_resource",
+}
+_THINKING = {"thinking", "reasoning", "redacted_thinking"}  # types of parts of the content
+_TEXTS = ("content", "reasoning", "reasoning_content", "refusal")  # fields of a message that come in pieces
 _MESSAGE_FIELDS = (
     *("error", "errors", "detail", "details", "message", "msg", "error_message", "error_msg", "status_msg"),
     *("base_resp", "fault", "faultstring", "reason", "title", "description"),
 )
 _CODE_FIELDS = ("code", "status", "status_code", "error_code", "type")
-_REASONS: tuple[tuple[str, FailureReason], ...] = (  # by words in a code; the first that matches
-    (r"insufficient.?quota|billing|credit|balance|payment", "misconfigured"),
+# In the code or message of an error of any status. Refusals for the rate mention plans and payments as well.
+_NO_MONEY = (
+    r"insufficient.{0,8}(?:quota|balance|credit|fund)|exceeded_current_quota|billing_(?:hard_limit|not_active)"
+    r"|arrearage|overdue"
+)
+_REASONS: tuple[tuple[str, FailureReason], ...] = (  # by words in a code, else in the message; the first that matches
+    (_NO_MONEY, "misconfigured"),
     (r"rate.?limit|too.?many|throttl|resource.?exhausted", "rate_limited"),
+    (r"billing|credit|balance|payment", "misconfigured"),
     (r"api.?key|authenticat|unauthori[sz]ed|permission|forbidden|model.?not.?found", "misconfigured"),
     (r"context.?length|invalid.?request|bad.?request|content.?policy|moderation|invalid.?argument", "refused"),
 )
@@ -85,25 +104,28 @@ def parse_completion(reply: Any, config: EndpointConfig) -> RawReply:
     endpoint's key.
     """
     reply = reply[0] if isinstance(reply, list) else reply
-    choices = reply.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
+    choice = _choice_of(reply)
     if (error := _error_in(reply, choice)) is not None:
         raise error
     if choice is None:
         raise LookupError("no choices")
+    finish = _finish_of(choice)
     message = choice.get("message", choice.get("delta"))
-    message = {"content": choice["text"]} if message is None else message
-    finish = choice.get("finish_reason")
-    finish = finish.lower() if isinstance(finish, str) and finish else "stop"
-    finish = "length" if finish in _LENGTH else "content_filter" if finish in _FILTERED else finish
-    text = _text_of(message.get("content"))
-    if not text and isinstance(message.get("refusal"), str) and message["refusal"]:
-        text, finish = message["refusal"], "refusal"
-    elif not text and finish == "stop" and (message.get("reasoning_content") or message.get("reasoning")):
-        finish = "length"
+    if message is None:
+        # What was held back, or cut before its text began, may come without a message.
+        message = {"content": choice.get("text") if finish in ("length", "content_filter") else choice["text"]}
+    content = message.get("content")
+    text, parts = _text_of(content), content if isinstance(content, list) else []
+    refusals = [message.get("refusal"), *(part.get("refusal") for part in parts if isinstance(part, dict))]
+    refusal = next((words for words in refusals if isinstance(words, str) and words), "")
+    if not text and refusal:
+        text, finish = refusal, "refusal"
+    elif not text and finish == "stop":
+        thoughts = message.get("reasoning_content") or message.get("reasoning") or any(map(_is_thinking, parts))
+        finish = "length" if thoughts else finish
     if repeats_key(text, config) or repeats_key(finish, config):
         raise CallError("leaked_key", "the reply repeats the API key, so it is not kept")
-    return RawReply(text, finish, *_counts(reply.get("usage")))
+    return RawReply(text, finish, *_counts(reply.get("usage"), text))
 
 
 def error_of_status(status: int, content: bytes | str, headers: Mapping[str, str], url: str) -> CallError:
@@ -120,7 +142,7 @@ def error_of_status(status: int, content: bytes | str, headers: Mapping[str, str
     reason = reason_of(status)
     error = error_fields(body)
     # Some vendors say so with 429 or 400, but waiting does not help.
-    if "insufficient_quota" in (error.get("code"), error.get("type")):
+    if re.search(_NO_MONEY, f"{error.get('code')} {error.get('type')} {message}".lower()):
         reason = "misconfigured"
     note = f" - {message}" if message else ""
     return CallError(reason, f"Error code: {status}{note}", str(status), retry_after(headers))
@@ -132,18 +154,20 @@ def parse_result_line(line: bytes, batch: BatchInterface) -> tuple[str, dict[str
     Raises `ValueError`, `LookupError`, `TypeError` or `AttributeError` if it is no such line.
     """
     row, _ = json_of(line)
-    response, error = row.get("response") or {}, row.get("error")
+    response, error, digest = row.get("response") or {}, row.get("error"), row["custom_id"]
+    if not isinstance(digest, str):
+        raise TypeError("not the id of a request")
     status = int(response.get("status_code") or 0)
-    if status == 200 and not error:
-        return row["custom_id"], response["body"]
+    if not _is_error(error) and (200 <= status < 300 or (not status and response.get("body"))):
+        return digest, response["body"]
     body = error or response.get("body")
     code, message = error_fields(body).get("code"), message_of(body)
     if code in batch.lost_rows or not status:
         note = message or code or "no reason given"
-        return row["custom_id"], CallError("expired", f"the batch job ended without it ({note})")
+        return digest, CallError("expired", f"the batch job ended without it ({note})")
     # A row's 404 or 403 concerns that row alone, because the job itself was accepted.
     reason = "refused" if reason_of(status) == "misconfigured" else reason_of(status)
-    return row["custom_id"], CallError(reason, str(message or code or status), str(status))
+    return digest, CallError(reason, str(message or code or status), str(status))
 
 
 def refused_field(content: bytes) -> str | None:
@@ -186,15 +210,46 @@ def json_of(content: bytes) -> tuple[Any, bool]:
     except UnicodeDecodeError:
         text, damaged = content.decode("utf-8", "replace"), True
     text = text.lstrip("\ufeff \t\r\n")
-    if text.startswith(("data:", "event:", ":")):
-        return _assembled(text), damaged
+    if text.startswith(("data:", "event:", "id:", "retry:", ":")):
+        try:
+            return _assembled(text), damaged
+        except (AttributeError, TypeError, LookupError):
+            raise ValueError("no stream of a completion") from None
     # What stands before and behind the value is left out: a warning of the server's language, a null byte, a note.
-    decoder = json.JSONDecoder(parse_int=_number)
-    starts = [0, *(match.start() for match in re.finditer("{", text))] if text[:1] not in ("{", "[", "<") else [0]
-    for start in starts[:MOST_STARTS]:
-        with suppress(ValueError):
-            return decoder.raw_decode(text, start)[0], damaged
-    raise ValueError("no JSON")
+    decoder, found, position = json.JSONDecoder(parse_int=_number), list[Any](), 0
+    for _ in range(MOST_STARTS):
+        try:
+            value, end = decoder.raw_decode(text, position)
+        except ValueError:
+            # An object inside a broken one is not what the server has answered.
+            if position == 0 and re.match(r"\{|\[\s*[\[{]", text):
+                raise
+            end = position + 1
+        else:
+            found.append(value)
+            if has_choices(value):
+                break
+        if (position := text.find("{", end)) < 0:
+            break
+    # Objects in a web page are parts of its styles and programs.
+    if not found or (text[0] == "<" and not has_choices(found[-1])):
+        raise ValueError("no JSON")
+    return found[-1] if has_choices(found[-1]) else found[0], damaged
+
+
+def has_choices(body: Any) -> bool:
+    """Whether JSON data looks like a completion, and not like an error or a note."""
+    body = body[0] if isinstance(body, list) and body else body
+    return isinstance(body, dict) and "choices" in body
+
+
+def is_page(content: bytes) -> bool:
+    """Whether the body of a success that is called HTML is a web page; some servers send JSON under this type."""
+    try:
+        json_of(content)
+    except (ValueError, RecursionError):
+        return True
+    return False
 
 
 def _number(digits: str) -> int | float:
@@ -202,54 +257,97 @@ def _number(digits: str) -> int | float:
 
 
 def _assembled(text: str) -> dict[str, Any]:
-    """The completion in a stream of events, which some servers send although none was asked for."""
-    content, finish, usage, error, seen = "", None, None, None, False
-    for event in _events(text):
-        usage, error = event.get("usage") or usage, event.get("error") or error
-        choices = event.get("choices")
-        if not isinstance(choices, list) or not choices:
+    """The body of the completion in a stream of events, which some servers send although none was asked for."""
+    body: dict[str, Any] = {}
+    ended: dict[str, Any] = {}  # fields of the choice
+    whole: dict[str, Any] = {}  # the message, which some servers send once more at the end
+    pieces: dict[str, str] = defaultdict(str)  # of the message, by field
+    is_done, index = False, None
+    for line in re.split(r"\r\n?|\n", text):  # not `splitlines`: a text may contain other ends of lines
+        data = line[5:].strip() if line.startswith("data:") else ""
+        is_done = is_done or data == "[DONE]"
+        event = json.JSONDecoder(parse_int=_number).decode(data) if data not in ("", "[DONE]") else None
+        if not isinstance(event, dict):
             continue
-        seen = True
-        choice = choices[0]
-        part = choice.get("delta") or choice.get("message") or {}
-        content += _text_of(part.get("content"))
-        finish, error = choice.get("finish_reason") or finish, choice.get("error") or error
-    if error is not None:
-        return {"error": error}
-    if not seen or finish is None:
+        body |= {name: value for name, value in event.items() if value}
+        choice = _choice_of(event)
+        index = choice.get("index") if choice and index is None else index
+        if choice is None or choice.get("index") not in (index, None):
+            continue
+        ended |= {name: choice[name] for name in ("finish_reason", "error") if choice.get(name)}
+        body["usage"] = choice.get("usage") or body.get("usage")
+        message = choice.get("message") or {}
+        whole = message if _text_of(message.get("content")) else whole
+        part = choice.get("delta") or message or {"content": choice.get("text")}
+        for name in _TEXTS:
+            pieces[name] += _text_of(part.get(name)) if name == "content" or isinstance(part.get(name), str) else ""
+    if not pieces:
+        if not body:
+            raise ValueError("no event")
+        return body  # perhaps an error
+    if "error" in body:
+        ended.setdefault("error", body.pop("error"))
+    if not ended and not is_done:
         raise ValueError("the stream ended early")
-    return {"choices": [{"message": {"content": content}, "finish_reason": finish}], "usage": usage}
+    message = whole or {name: piece for name, piece in pieces.items() if piece}
+    return body | {"choices": [{"message": message, **ended}]}
 
 
-def _events(text: str) -> Iterator[dict[str, Any]]:
-    for line in text.splitlines():
-        if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
-            event = json.JSONDecoder(parse_int=_number).decode(data)
-            if isinstance(event, dict):
-                yield event
+def _choice_of(body: dict[str, Any]) -> Any:
+    """The first completion in a body; None if there is none."""
+    choices = body.get("choices")
+    if not isinstance(choices, list) or not choices:
+        return None
+    return next((choice for choice in choices if isinstance(choice, dict) and choice.get("index") == 0), choices[0])
+
+
+def _finish_of(choice: dict[str, Any]) -> str:
+    """The reason of a completion's end, in one word for all vendors."""
+    finish = choice.get("finish_reason")
+    if not isinstance(finish, str) or not finish:
+        return "stop"
+    finish = re.sub(r"^finish_?reason[._]", "", finish.lower())
+    words = {"stop": _STOP, "length": _LENGTH, "content_filter": _FILTERED}
+    return next((word for word, others in words.items() if finish in others), finish)
+
+
+def _is_thinking(part: Any) -> bool:
+    return isinstance(part, dict) and str(part.get("type")) in _THINKING
 
 
 def _text_of(content: Any) -> str:
     """The text of a message's content: text, or a list of parts, without those of thinking. Raises `TypeError`."""
     if content is None:
         return ""
+    if isinstance(content, dict):
+        content = [content["text"]]
     if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
-        return "".join(part["value"] if isinstance(part, dict) else part for part in parts if part)
+        texts = [part.get("text") if isinstance(part, dict) else part for part in content if not _is_thinking(part)]
+        return "".join(text["value"] if isinstance(text, dict) else text for text in texts if text)
     if not isinstance(content, str):
         raise TypeError("not text")
     return content
 
 
-def _counts(usage: Any) -> tuple[int | None, int | None, int | None]:
-    """(prompt, completion, reasoning) tokens as far as they are stated and whole numbers."""
+def _counts(usage: Any, text: str) -> tuple[int | None, int | None, int | None]:
+    """(prompt, completion, reasoning) tokens as far as they are stated and whole numbers.
+
+    Zero tokens of a text that is there were not counted. Some vendors charge for reasoning that only their total has.
+    """
     if not isinstance(usage, dict):
         return None, None, None
     details = usage.get("completion_tokens_details")
-    reasoning = details.get("reasoning_tokens") if isinstance(details, dict) else None
-    prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
-    completion = usage.get("completion_tokens", usage.get("output_tokens"))
-    return token_count(prompt), token_count(completion), token_count(reasoning)
+    reasoning = token_count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
+    prompt, completion = (
+        next((usage[name] for name in names if usage.get(name) is not None), None)
+        for names in (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))
+    )
+    prompt, completion = token_count(prompt) or None, token_count(completion)
+    completion = None if text and not completion else completion
+    if prompt is not None and completion is not None:
+        beyond = completion + reasoning if reasoning is not None and reasoning > completion else completion
+        completion = max(beyond, (token_count(usage.get("total_tokens")) or 0) - prompt)
+    return prompt, completion, reasoning
 
 
 def token_count(value: Any) -> int | None:
@@ -265,7 +363,7 @@ def _error_in(body: dict[str, Any], choice: Any) -> CallError | None:
     """The error in a body that came with status 200, if there is any."""
     if choice is not None:
         finish, error = choice.get("finish_reason"), choice.get("error")
-        if _is_error(error) or (isinstance(finish, str) and finish.lower() in _BROKEN):
+        if _is_error(error) or _finish_of(choice) in _BROKEN:
             # The vendor may charge for what there is of the reply.
             return _call_error([error], f"the reply ended as {finish!r}", partial=bool(choice.get("message")))
     if _is_error(body.get("error")):
@@ -288,7 +386,8 @@ def _call_error(sources: list[Any], default: str, *, partial: bool = False) -> C
         number = int(code) if isinstance(code, str) and re.fullmatch(r"[45]\d\d", code) else code
         if type(number) is int and 400 <= number < 600:
             return CallError(reason_of(number), message, str(number), partial=partial)
-    words = " ".join([*(code for code in codes if isinstance(code, str)), message]).lower()
+    words = " ".join(code for code in codes if isinstance(code, str)).lower()
     unknown: FailureReason = "server_error"
-    reason = next((reason for pattern, reason in _REASONS if re.search(pattern, words)), unknown)
+    matches = (reason for said in (words, message.lower()) for pattern, reason in _REASONS if re.search(pattern, said))
+    reason = next(matches, unknown)
     return CallError(reason, message, "error in the reply", partial=partial)

@@ -124,7 +124,12 @@ def test_a_coroutine_is_retried_in_the_same_way():
         ({"retry-after": "soon"}, None),
         ({"retry-after": "Mon, 01 Jan 2026 99999999999999999999:00"}, None),
         ({"retry-after": "3", "retry-after-ms": "250"}, 0.25),
+        ({"retry-after": "3", "retry-after-ms": "soon"}, 3.0),
+        ({"retry-after": "-3"}, None),
         ({"retry-after": email.utils.formatdate(0)}, 0.0),
+        ({"retry-after": email.utils.formatdate(10_030), "date": email.utils.formatdate(10_000, usegmt=True)}, 30.0),
+        ({"retry-after": "Sun Nov  6 08:49:37 1994", "date": "Sun, 06 Nov 1994 08:49:00 GMT"}, 37.0),
+        ({"retry-after": email.utils.formatdate(0), "date": "today"}, 0.0),
     ],
 )
 def test_retry_after_headers(headers, seconds):

@@ -21,6 +21,12 @@ DOWN = CallError("connection", "nobody there")
         (500, "server_error", True),
         (503, "server_error", True),
         (408, "server_error", True),
+        (421, "server_error", True),
+        (424, "server_error", True),  # TGI: the generation has failed
+        (498, "server_error", True),  # Groq: no capacity
+        (499, "server_error", True),  # nginx: the connection behind it was closed
+        (529, "server_error", True),
+        (407, "misconfigured", False),
         (400, "refused", False),
         (422, "refused", False),
         (401, "misconfigured", False),
