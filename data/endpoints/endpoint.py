@@ -446,6 +446,7 @@ async def _send_with_retries(
             return ChatFailure("outage", f"endpoint {endpoint.name!r}: {error.message}", attempt - 1)
         try:
             cache.check_writable()
+            reserved = endpoint.reservation(request)  # a reply that came meanwhile may have cost more than it should
             if (spent_limit := await endpoint.budget.reserve(reserved)) is not None:
                 breaker.release(permit)
                 return endpoint.budget_failure(spent_limit, attempt - 1)
@@ -475,9 +476,9 @@ async def _send_with_retries(
             is_known = given_up and error.reason != "connection"
             own = is_known or await endpoint.is_own_failure(error, sent_before, has_fallback=has_fallback)
             break
-        # After a Retry-After, or with an open breaker, the next permit comes with a delay of its own.
-        if error.retry_after is None and not breaker.is_open:
-            await asyncio.sleep(circuit_breaker.BACKOFF.pause_s(attempt))
+        # With an open breaker, or after a pause that the rate limiter keeps, the next permit comes with its own delay.
+        if not breaker.is_open and not (error.reason == "rate_limited" and error.retry_after):
+            await asyncio.sleep(circuit_breaker.BACKOFF.pause_s(attempt, error.retry_after or None))
     failure = ChatFailure(error.reason, message, attempt, own)
     if own and not given_up:
         await cache.give_up(digest, endpoint.name, failure)

@@ -8,7 +8,7 @@ from nautile.common.errors import ConfigError, Retryable
 from nautile.common.processes import free_port
 from nautile.common.retry import Backoff
 from nautile.configs.endpoint import EndpointConfig
-from nautile.data.endpoints import circuit_breaker
+from nautile.data.endpoints import circuit_breaker, rate_limit
 from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, limits_of
 from tests.support.samples.replies import reply_rows
 from tests.support.servers.fake_openai import FakeOpenAI, script
@@ -110,11 +110,13 @@ def test_after_a_write_that_failed_no_request_is_sent(pool_for, monkeypatch, mod
         assert all(isinstance(result, ChatReply) for result in pool.ask(asked)), "once there is room it goes on"
 
 
-def test_a_vendor_that_counts_more_than_was_asked_for_raises_the_next_reservations(pool_for):
-    """Ten times the tokens: only the requests in flight at first can exceed the budget."""
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_a_vendor_that_counts_more_than_was_asked_for_raises_the_next_reservations(pool_for, monkeypatch, concurrency):
+    """Ten times the tokens: only the requests in flight at first can exceed the budget, not those that wait."""
+    monkeypatch.setattr(rate_limit, "FIRST_IN_FLIGHT", 1)
     prices = {"dollars_per_million_in": 0.0, "dollars_per_million_out": 1e6}  # a dollar a token, 20 allowed
     with FakeOpenAI(usage={"completion_tokens": 200}, per_million=(0.0, 1e6)) as server:
-        pool = pool_for(budget=1000.0, fake=openai(server, **prices, concurrency=1))
+        pool = pool_for(budget=1000.0, fake=openai(server, **prices, concurrency=concurrency))
         results = pool.ask([request(str(i)) for i in range(40)])
     assert {result.reason for result in results if isinstance(result, ChatFailure)} == {"budget"}
     assert pool.spent == server.dollars == 1000.0

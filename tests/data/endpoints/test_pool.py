@@ -21,6 +21,7 @@ from nautile.data.endpoints.reply_cache import ReplyCache
 from tests.support.processes import asking_process
 from tests.support.samples.replies import reply_rows, unknown_rows
 from tests.support.servers.fake_openai import FakeOpenAI, always, mixed, script
+from tests.support.servers.http_server import json_response
 
 KEY = "sk-planted-0123456789abcdef"
 
@@ -104,6 +105,18 @@ def test_retry_after_pauses_all_requests(pool_for):
         pool_for(fake=openai(server, concurrency=1)).ask([request(str(i)) for i in range(3)])
         assert server.times[1] - server.times[0] >= 0.39
         assert len(server.bodies) == 4
+
+
+@pytest.mark.parametrize(("status", "retry_after"), [(503, "0.4"), (503, "0"), (429, "0"), (503, None)])
+def test_a_request_that_failed_waits_before_it_is_sent_again(pool_for, monkeypatch, status, retry_after):
+    """Not at once, whatever the server states: its attempts are used up before it can recover."""
+    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.2, jitter=0.0))
+    headers = {} if retry_after is None else {"Retry-After": retry_after}
+    answers = [json_response({"error": "busy"}, status, headers)]
+    with FakeOpenAI(respond_as=lambda arrival, answer: answers.pop() if answers else None) as server:
+        (reply,) = pool_for(fake=openai(server)).ask([request()])
+        assert isinstance(reply, ChatReply)
+        assert server.times[1] - server.times[0] >= (float(retry_after or 0) or 0.2) - 0.01
 
 
 @pytest.mark.slow
