@@ -17,8 +17,8 @@ LimitHeaders = tuple[str, str, str]
 class BatchInterface:
     """Words of a vendor's batch API."""
 
-    ended: frozenset[str]  # states in which a job is over
-    failed: str  # the state of a job that was refused as a whole
+    ended: frozenset[str]  # states in which a job is over, in small letters
+    failed: str = "failed"  # the state of a job that was refused as a whole
     lost_rows: frozenset[str] = frozenset()  # codes of the errors of rows that the job did not reach before it ended
     full: str = "limit"  # in the message of a job that was refused because too much is queued
 
@@ -55,8 +55,7 @@ class Vendor:
 VENDORS: dict[str, Vendor] = {
     "openai": Vendor(
         batch=BatchInterface(
-            ended=frozenset({"completed", "failed", "expired", "cancelled"}),
-            failed="failed",
+            ended=frozenset({"completed", "failed", "expired", "cancelled", "canceled"}),
             lost_rows=frozenset({"batch_expired", "batch_cancelled"}),
         ),
         request_limits=(
@@ -74,8 +73,7 @@ VENDORS: dict[str, Vendor] = {
         takes_grammar=False,
         names_token_limit=False,
         batch=BatchInterface(
-            ended=frozenset({"SUCCESS", "FAILED", "TIMEOUT_EXCEEDED", "CANCELLED"}),
-            failed="FAILED",
+            ended=frozenset({"success", "failed", "timeout_exceeded", "cancelled"}),
         ),
         request_limits=(
             ("x-ratelimit-limit-req-minute", "x-ratelimit-remaining-req-minute", "x-ratelimit-reset-req-minute"),

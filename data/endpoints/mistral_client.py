@@ -118,8 +118,8 @@ class MistralClient:
         """The status of a job."""
         state = await self.send(self.sdk.batch.jobs.get_async(job_id=job))
         files = tuple(file for file in (state.output_file, state.error_file) if file)
-        message = "; ".join(error.message for error in (state.errors or [])[:3])
-        return BatchJob(state.status, files, message)
+        message = "; ".join(str(error.message) for error in (state.errors or [])[:3])
+        return BatchJob(str(state.status), files, message)
 
     async def download(self, file: str) -> bytes:
         """The content of a file of results."""

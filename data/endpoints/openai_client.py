@@ -122,7 +122,7 @@ class OpenAIClient:
         batch = await self.send(self._sdk.batches.retrieve(job, extra_headers=self._headers))
         files = tuple(file for file in (batch.output_file_id, batch.error_file_id) if file)
         errors = (batch.errors.data if batch.errors else None) or []
-        return BatchJob(batch.status, files, "; ".join(f"{error.code}: {error.message}" for error in errors[:3]))
+        return BatchJob(str(batch.status), files, "; ".join(f"{error.code}: {error.message}" for error in errors[:3]))
 
     async def download(self, file: str) -> bytes:
         """The content of a file of results."""

@@ -46,6 +46,7 @@ GIVE_UP_S = 900.0  # time after which a vendor that does not answer counts as an
 SLOWEST_POLL = 20  # longest pause between polls, as a multiple of the first
 LONGEST_REST_S = 600.0  # longest pause before requests that the vendor had no capacity for are sent again
 FILE_TIMEOUT_FACTOR, FILE_CONNECTIONS = 5, 8  # times the timeout of a chat request, for uploads and downloads
+LOOKS_FOR_FILES = 3  # of a job that has ended
 GROUP = 256  # replies recorded together
 Value = TypeVar("Value")
 JobResult = ChatReply | ChatFailure | CallError  # of one request; after a `CallError` it may go into another job
@@ -351,11 +352,15 @@ class BatchQueue:
 
     async def _poll(self, job: PendingJob) -> BatchJob:
         """Poll a job's status, at growing intervals, until it has ended."""
-        pause = self._batch.poll_s
+        pause, looks = self._batch.poll_s, 0
         while True:
             status = await self._call(lambda: self._client.status(str(job.id)))
-            if status.state in self._interface.ended:
-                return status
+            state = status.state.lower()
+            if state in self._interface.ended:
+                # A vendor may name the files a moment later: without them all requests would be sent, and paid, again.
+                if status.files or state == self._interface.failed or looks >= LOOKS_FOR_FILES:
+                    return status
+                looks += 1
             if time.time() - job.written_at > self._batch.give_up_hours * 3600:
                 hours = self._batch.give_up_hours
                 raise CallError("outage", f"batch job {job.id} is still {status.state!r} after {hours:g} hours")
@@ -373,12 +378,13 @@ class BatchQueue:
                 except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
                     logger.warning("batch job %s: skipping a line of %d bytes that is not a result", job.id, len(line))
                     continue
-                if digest in job.requests:
+                # A vendor may repeat a row; whatever the order, a reply is kept and not an error beside it.
+                if digest in job.requests and (digest not in bodies or isinstance(bodies[digest], CallError)):
                     bodies[digest] = body
         # The error of requests without a result line: the whole job failed, or it ended before it reached them.
         default_error = CallError("expired", f"batch job {job.id} ended as {status.state!r} without it", status.state)
         # With files, the rows themselves say what became of each request.
-        if status.state == self._interface.failed and not status.files:
+        if status.state.lower() == self._interface.failed and not status.files:
             # `token_limit_exceeded`: too much is queued at the vendor's for now. Another job may be accepted later,
             # while a file that was refused will be refused again.
             reason: FailureReason = "rate_limited" if self._interface.full in status.message else "refused"

@@ -1,5 +1,6 @@
 """Batch interfaces through the vendors' SDKs over a real socket: answers get lost, rows fail, processes are killed."""
 
+import json
 import os
 import subprocess
 import sys
@@ -300,6 +301,45 @@ def test_an_answer_of_another_shape_is_a_failure_and_no_wait_without_end(pool_fo
             assert all(isinstance(result, ChatFailure) for result in results)
         server.batches.reshape = lambda at, answer: answer
         pool_for(fake=endpoint(server, kind)).ask(requests(3))
+
+
+def each_row(change):
+    """The lines of a file of results, each replaced by those that `change` makes of it."""
+    return lambda content: b"".join(
+        json.dumps(row).encode() + b"\n" for line in content.splitlines() for row in change(json.loads(line))
+    )
+
+
+NO_FILES = {"output_file_id": None, "output_file": None}
+
+
+@pytest.mark.parametrize(
+    ("step", "reshape"),
+    [
+        ("download", each_row(lambda row: [row, {**row, "response": None, "error": {"code": "batch_expired"}}])),
+        ("download", each_row(lambda row: [{**row, "response": {"status_code": 500, "body": {}}}, row])),
+        ("download", each_row(lambda row: [row, {**row, "custom_id": ["x"]}, {**row, "custom_id": "0" * 64}, 7, row])),
+        ("download", each_row(lambda row: [{**row, "error": {"code": None, "message": None}}])),
+        ("download", each_row(lambda row: [{**row, "response": {"body": row["response"]["body"]}}])),
+        ("download", each_row(lambda row: [{**row, "response": {**row["response"], "status_code": "200"}}])),
+        ("status", lambda answer: {**answer, "status": answer["status"].swapcase()}),
+        ("status", lambda answer: answer if answer.pop("late", None) else {**answer, **NO_FILES}),
+    ],
+    ids=["error after", "error before", "others", "empty error", "no status", "text", "capitals", "late files"],
+)
+def test_a_reply_in_a_job_is_kept_whatever_stands_around_it(pool_for, kind, step, reshape):
+    def answer_of(at, answer):
+        if at == "status" and server.batches.steps["status"] > 2:
+            answer["late"] = True
+        return reshape(answer) if at == step else answer
+
+    with FakeOpenAI(per_million=PER_MILLION) as server:
+        server.batches.reshape = answer_of
+        pool = pool_for(fake=endpoint(server, kind))
+        replies = pool.ask(requests(3))
+    assert all(isinstance(reply, ChatReply) for reply in replies)
+    assert server.batches.submitted == {f"number {i}": 1 for i in range(3)}
+    assert pool.spent == pytest.approx(server.batch_dollars)
 
 
 def test_an_error_in_a_job_reaches_the_caller_with_its_log(pool_for, tmp_path, kind, monkeypatch, caplog):
