@@ -9,6 +9,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,8 +80,9 @@ def parse_reply_body(
     content: bytes, url: str, config: EndpointConfig, headers: Mapping[str, str] | None = None
 ) -> RawReply:
     """Parse the body of a chat completion. Raises `CallError` if it is none, or an error."""
+    charset = re.search(r"charset=[\"']?([\w.-]+)", (headers or {}).get("content-type", ""))
     try:
-        body, damaged = json_of(content)
+        body, damaged = json_of(content, charset[1] if charset else "")
     except (ValueError, RecursionError):
         raise CallError("invalid_reply", f"the answer of {url} is not JSON of a chat completion") from None
     try:
@@ -202,13 +204,18 @@ def message_of(body: Any) -> str:
     return f"{message}: {raw}" if message and isinstance(raw, str) and raw else message
 
 
-def json_of(content: bytes) -> tuple[Any, bool]:
-    """The JSON data of a body, and whether it has bytes that are not UTF-8. Raises `ValueError`, `RecursionError`."""
-    damaged = False
-    try:
-        text = content.decode(json.detect_encoding(content))
-    except UnicodeDecodeError:
-        text, damaged = content.decode("utf-8", "replace"), True
+def json_of(content: bytes, charset: str = "") -> tuple[Any, bool]:
+    """The JSON data of a body, and whether some of its bytes cannot be read. Raises `ValueError`, `RecursionError`.
+
+    `charset`: what the header states, for a body that is not in one of Unicode's encodings, as JSON should be.
+    """
+    damaged = True
+    for encoding in filter(None, (json.detect_encoding(content), charset)):
+        with suppress(UnicodeDecodeError, LookupError):
+            text, damaged = content.decode(encoding), False
+            break
+    if damaged:
+        text = content.decode("utf-8", "replace")
     text = text.lstrip("\ufeff \t\r\n")
     if text.startswith(("data:", "event:", "id:", "retry:", ":")):
         try:

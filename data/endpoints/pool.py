@@ -84,6 +84,8 @@ class EndpointPool:
         for name, config in endpoints.items():
             limit = Usage(config.budget_dollars, config.budget_tokens)
             spent, unknown = self._cache(name).spent[name], self._cache(name).unknown[name]
+            if limit.dollars or budget_dollars:
+                _warn_without_price(name, config)
             own = SpendingLimit(limit, spent, f"the budget of endpoint {name!r}", self._warn_of_budget, unknown)
             self._endpoints[name] = Endpoint(name, config, own, self._limit, self._cache(name))
             self._endpoints[name].has_answered = spent != NO_USAGE  # it answered an earlier process
@@ -320,6 +322,16 @@ class EndpointPool:
                     cache.claims.release(digest, answered=isinstance(result, ChatReply))
             del self._in_flight[digest]
             in_flight.set_result(result)
+
+
+def _warn_without_price(name: str, config: EndpointConfig) -> None:
+    """Say that a budget in dollars does not limit an endpoint that may cost something, but has no price."""
+    if config.key_variable and not (config.dollars_per_million_in or config.dollars_per_million_out):
+        logger.warning(
+            "endpoint %r has no price, so no budget in dollars limits it: set its dollars_per_million_in and _out, "
+            "or a budget_tokens",
+            name,
+        )
 
 
 def raise_for_outage(results: Sequence[AskResult], *, unpaid_allowed: bool = False) -> None:

@@ -104,6 +104,17 @@ def test_a_reply_is_kept_whatever_its_encoding_is(body):
     assert parsed(body).text == "the text"
 
 
+@pytest.mark.parametrize(("charset", "text"), [("gbk", "中文"), ('"ISO-8859-1"', "é"), ("klingon", None), ("", None)])
+def test_a_reply_in_the_encoding_of_its_header_is_kept(charset, text):
+    body = json.dumps(with_choice(message={"content": text or "é"}), ensure_ascii=False)
+    body = body.encode(charset.strip('"') if text else "latin-1")
+    headers = {"content-type": f"application/json; charset={charset}"}
+    if text is None:
+        assert refused(body, **headers).reason == "invalid_reply"
+    else:
+        assert parsed(body, **headers).text == text
+
+
 def stream(*events, end="\n\n", ended="data: [DONE]"):
     lines = [": PROCESSING", *(f"data: {json.dumps(event, ensure_ascii=False)}" for event in events), ended, ""]
     return end.join(lines).encode()

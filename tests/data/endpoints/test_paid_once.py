@@ -122,6 +122,19 @@ def test_a_vendor_that_counts_more_than_was_asked_for_raises_the_next_reservatio
     assert pool.spent == server.dollars == 1000.0
 
 
+@pytest.mark.parametrize(
+    ("budget", "own", "price", "key", "said"),
+    [(5.0, 0.0, 0.0, "K", True), (0.0, 5.0, 0.0, "K", True), (5.0, 0.0, 1.0, "K", False), (5.0, 0.0, 0.0, "", False),
+     (0.0, 0.0, 0.0, "K", False)],
+)  # fmt: skip
+def test_a_budget_in_dollars_that_limits_nothing_is_named(pool_for, caplog, budget, own, price, key, said):
+    prices = {"dollars_per_million_out": price, "budget_dollars": own}
+    pool_for(
+        budget=budget, fake=EndpointConfig(kind="openai", model="m", url="http://x/v1", key_variable=key, **prices)
+    )
+    assert ("'fake' has no price, so no budget in dollars limits it" in caplog.text) == said
+
+
 def test_a_schema_and_extra_fields_are_reserved_too():
     from nautile.data.endpoints.chat_types import max_usage
 
