@@ -1,18 +1,20 @@
 """Claims on requests to endpoints: of hosts that share only a remote, one sends a request and the others wait for it.
 
-    <url>/requests/<model>/<digest>.<n>     {"machine", "host"}: the host that sends it; empty once it was given back
-    <url>/requests/alive/<machine>.json     {"at"}: rewritten, with the time by its clock, while the machine asks
+    <url>/requests/<model>/<digest>.<n>     {"machine", "host", "process"}: who sends it; empty once it was given back
+    <url>/requests/alive/<process>.json     {"at"}: rewritten, with the time by its clock, while the process asks
 
 A claim is created only if it does not exist, before the request is sent, and stays when the reply has arrived: replies
 are uploaded a minute later at most, and who finds the claim fetches them until the reply is there. The next number is
-tried if a claim was given back, because the request has failed, or if its machine has shown no life for five minutes.
-On one machine, locks of the kernel do the same (data/endpoints/request_locks.py).
+tried if a claim was given back, because the request has failed, or if its process has shown no life for five minutes,
+and at once after a process of the same machine: there, locks of the kernel do the same
+(data/endpoints/request_locks.py), so that the other process does not send the request any more.
 """
 
 import json
 import logging
 import queue
 import threading
+import uuid
 from typing import Any
 
 from nautile.common.errors import ConfigError, Retryable
@@ -40,12 +42,16 @@ class RequestClaims:
     def __init__(self, store: MirroredStore, model: str) -> None:
         self._store, self._model = store, model
         self._folder = f"{FOLDER}/{as_file_name(model)}"
-        self._content = json.dumps({"machine": store.machine, "host": host()}).encode()
+        # Not the machine alone: what a process that was killed has claimed is not sent by the next one, which may ask
+        # for other things, and would keep the claim alive.
+        self._process = uuid.uuid4().hex
+        claim = {"machine": store.machine, "host": host(), "process": self._process}
+        self._content = json.dumps(claim).encode()
         # Of the requests that are under way, by digest: the name of the claim, and when one of another host was seen.
         self._names: dict[str, str] = {}
         self._looked_at: dict[str, float] = {}
         self._pulled_at = -LOOK_EVERY_S
-        self._lives: dict[str, tuple[Any, float, float]] = {}  # machine -> (content, since when, when it was read)
+        self._lives: dict[str, tuple[Any, float, float]] = {}  # process -> (content, since when, when it was read)
         self._lock = threading.Lock()
         self._to_give_back: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -64,10 +70,11 @@ class RequestClaims:
                 break
             data = self._store.remote.read(name, LARGEST_CLAIM)
             claim = parse_json(data or b"null")
-            machine = claim.get("machine") if isinstance(claim, dict) else None
-            if machine == self._store.machine:  # of an earlier process, or by a request whose response was lost
+            claim = claim if isinstance(claim, dict) else {}
+            machine, process = claim.get("machine"), claim.get("process")
+            if process == self._process:  # by a request whose response was lost
                 break
-            if machine is not None and self._is_alive(str(machine)):
+            if machine not in (None, self._store.machine) and self._is_alive(str(process or machine)):
                 self._looked_at[digest] = clock()
                 self._pull()
                 return False
@@ -83,7 +90,7 @@ class RequestClaims:
             self._to_give_back.put(name)
 
     def _live(self) -> None:
-        """Show that this machine is alive: now, if it is the first claim, and from then on in a thread."""
+        """Show that this process is alive: now, if it is the first claim, and from then on in a thread."""
         with self._lock:
             if self._thread is None:
                 self._beat()
@@ -91,7 +98,7 @@ class RequestClaims:
                 self._thread.start()
 
     def _beat(self) -> None:
-        name = f"{FOLDER}/alive/{self._store.machine}.json"
+        name = f"{FOLDER}/alive/{self._process}.json"
         self._store.remote.write(name, json.dumps({"at": clock()}).encode())
 
     def _keep_alive(self) -> None:
@@ -110,14 +117,14 @@ class RequestClaims:
             except (ConfigError, Retryable) as error:
                 logger.warning("claims on requests cannot be renewed: %s", error)
 
-    def _is_alive(self, machine: str) -> bool:
-        """Whether the object of a machine has changed within the time after which a lease expires, by our clock."""
+    def _is_alive(self, process: str) -> bool:
+        """Whether the object of a process has changed within the time after which a lease expires, by our clock."""
         with self._lock:
-            known, since, read_at = self._lives.get(machine, (None, clock(), -LOOK_EVERY_S))
+            known, since, read_at = self._lives.get(process, (None, clock(), -LOOK_EVERY_S))
             if clock() - read_at >= LOOK_EVERY_S:
-                newest = self._store.remote.read(f"{FOLDER}/alive/{machine}.json", LARGEST_CLAIM)
+                newest = self._store.remote.read(f"{FOLDER}/alive/{process}.json", LARGEST_CLAIM)
                 since, read_at = since if newest == known else clock(), clock()
-                self._lives[machine] = newest, since, read_at
+                self._lives[process] = newest, since, read_at
             return clock() - since <= EXPIRES_S
 
     def _pull(self) -> None:

@@ -105,8 +105,18 @@ def test_the_claim_of_a_host_that_has_died_lasts_as_long_as_a_lease(pair, monkey
         assert RequestClaims(a, "m").acquire(DIGEST)
     other = RequestClaims(b, "m")
     assert not other.acquire(DIGEST)
+    assert RequestClaims(a, "m").acquire(key_of("another")), "that the host works on other things renews nothing"
     monkeypatch.setattr(request_claims, "EXPIRES_S", 0.2)
     until(lambda: other.acquire(DIGEST))
+
+
+def test_the_process_after_one_that_was_killed_has_a_claim_of_its_own(pair, monkeypatch):
+    a, b = pair
+    assert RequestClaims(a, "m").acquire(DIGEST)
+    second, other = RequestClaims(a, "m"), RequestClaims(b, "m")
+    assert second.acquire(DIGEST)
+    monkeypatch.setattr(RequestClaims, "_is_alive", lambda claims, process: process == second._process)
+    assert not other.acquire(DIGEST), "the first one's has expired, the second one's has not"
 
 
 def test_what_cannot_be_claimed_is_not_sent(pair, monkeypatch):
