@@ -13,6 +13,7 @@ import httpx2
 import openai
 from openai import AsyncOpenAI, Omit, OpenAI
 
+from nautile.common.files import parse_json
 from nautile.configs.endpoint import EndpointConfig
 from nautile.data.endpoints.chat_types import CallError, ChatRequest
 from nautile.data.endpoints.clients import (
@@ -71,16 +72,21 @@ class OpenAIClient:
 
     async def models(self) -> list[str] | None:
         """Names of the models served; None if the server does not list them, or accepts any name, as llama.cpp does."""
+        # Not through the SDK's types, which expect OpenAI's form: others answer with a bare list, or in other forms.
+        call = self._sdk.get("/models", cast_to=httpx2.Response, options={"headers": self._headers})
         try:
-            page = await self.send(self._sdk.models.list(extra_headers=self._headers))
+            body = parse_json((await self.send(call)).content)
         except CallError as error:
             if error.status in ("404", "405", "501"):
                 return None
             raise
-        entries = getattr(page, "data", None) or []
-        if any(getattr(entry, "owned_by", "") == "llamacpp" for entry in entries):
+        listed = body.get("data") if isinstance(body, dict) else body
+        entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+        if any(entry.get("owned_by") == "llamacpp" for entry in entries):
             return None
-        return [entry.id for entry in entries] or None
+        names = [name for entry in entries if isinstance(name := entry.get("id"), str)]
+        # Gemini lists models by a path, and takes their names alone too.
+        return [*names, *(name.removeprefix("models/") for name in names if name.startswith("models/"))] or None
 
     def input_line(self, digest: str, request: ChatRequest) -> dict[str, Any]:
         """A request as a line of a batch job's input file."""

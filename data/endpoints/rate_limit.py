@@ -33,8 +33,8 @@ DAY_LIKE_S = 61.0  # a limit that takes longer to reset is not per minute, but p
 
 _REQUEST_HEADERS = [names for vendor in VENDORS.values() for names in vendor.request_limits]
 _TOKEN_HEADERS = [names for vendor in VENDORS.values() for names in vendor.token_limits]
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
-_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|d|h|m|s)")
+_UNITS = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 
 class EvenSpacing:
@@ -179,7 +179,7 @@ class RateLimiter:
                 # A limit per minute is a rate. Of a longer one (per day), what remains may be used within a minute;
                 # near its end the rate falls to what the limit regains.
                 if reset is None or reset < DAY_LIKE_S or remaining is None:
-                    per_second = limit / 60
+                    per_second = max(1.0, limit) / 60
                 else:
                     per_second = max(remaining / 60, (limit - remaining) / reset, SLOWEST)
                 spacing.stated = HEADROOM * per_second

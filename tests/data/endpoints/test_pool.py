@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from concurrent.futures import CancelledError
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -303,6 +303,28 @@ def test_check_names_what_is_wrong_before_anything_is_sent(pool_for, monkeypatch
         assert not server.bodies
     with pytest.raises(Retryable, match=server.url):
         pool_for(fake=openai(server)).check()
+
+
+@pytest.mark.parametrize(
+    ("listed", "known"),
+    [
+        ([{"id": "fake"}], True), ({"data": [{"id": "models/fake"}]}, True), ([{"id": "other"}, {"id": 7}], False),
+        ({"data": [{"id": None}, {"id": "fake"}, None]}, True), ({"data": [{"id": "other", "created": "x"}]}, False),
+        (["fake"], True), ({"data": [{"name": "fake"}]}, True), ({"models": [{"id": "x"}]}, True),
+        ({"data": "fake"}, True), (7, True), (None, True),
+    ],
+)  # fmt: skip
+def test_check_reads_the_models_of_other_vendors_in_any_form(pool_for, listed, known):
+    """What cannot be read says nothing about a model."""
+
+    class Listing(FakeOpenAI):
+        def respond(self, request):
+            return json_response(listed) if request.path == "/v1/models" else super().respond(request)
+
+    with Listing() as server:
+        pool = pool_for(fake=openai(server))
+        with nullcontext() if known else pytest.raises(ConfigError, match=r"no model 'fake'.*there are other"):
+            pool.check()
 
 
 @pytest.mark.parametrize("card", [{"type": "base"}, {"type": "new"}, {"type": "new", "aliases": ["newest"]}])

@@ -5,7 +5,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nautile.data.endpoints.rate_limit import HEADROOM, RateLimiter, parse_duration
@@ -148,12 +148,13 @@ def test_a_daily_limit_is_spread_over_what_is_left_of_the_day():
 
 
 def test_durations_are_parsed_as_the_vendors_write_them():
-    assert [parse_duration(text) for text in ("1s", "6m0s", "12ms", "59.5", "1h2m3.5s")] == [
+    assert [parse_duration(text) for text in ("1s", "6m0s", "12ms", "59.5", "1h2m3.5s", "1d2h")] == [
         1,
         360,
         0.012,
         59.5,
         3723.5,
+        93_600,
     ]
     assert parse_duration(None) is parse_duration("soon") is None
 
@@ -164,8 +165,9 @@ def test_durations_are_parsed_as_the_vendors_write_them():
         st.text(),
     )
 )
+@example({"x-ratelimit-limit-requests": "0.0001"})
 def test_unreadable_headers_leave_a_usable_rate(headers):
     limiter = RateLimiter(clock=lambda: 0.0)
     limiter.on_headers(headers)
-    assert limiter.requests.rate > 0
+    assert limiter.requests.rate > 0.01, "no request waits for days"
     assert math.isfinite(limiter.delay())
