@@ -145,13 +145,13 @@ class EndpointAnswerer:
         ]
         # Replies that an earlier attempt has paid for come from the pool's cache.
         results = self._pool.ask(requests)
-        # A question that the endpoint refuses (too long, for example), or to which it fails while it answers others, is
-        # skipped; other failures may be temporary. All replies of the batch are in the cache by now, so the next
-        # attempt asks only for those that are missing.
+        # A question that the endpoint refuses (too long, for example), or to which it fails while it answers others, or
+        # with its key in the reply, is skipped; other failures may be temporary. All replies of the batch are in the
+        # cache by now, so the next attempt asks only for those that are missing.
         failures = [
             result
             for result in results
-            if isinstance(result, ChatFailure) and result.reason != "refused" and not result.own
+            if isinstance(result, ChatFailure) and result.reason not in ("refused", "leaked_key") and not result.own
         ]
         for failure in failures:
             if failure.reason == "misconfigured" or failure.reason in UNPAID:
@@ -162,7 +162,7 @@ class EndpointAnswerer:
                 f"({failures[0].reason}: {failures[0].message}); answers so far are kept: run it again to resume"
             )
         return [
-            SkippedQuestion("unanswered" if result.own else "refused")
+            SkippedQuestion("refused" if result.reason == "refused" else "unanswered")
             if isinstance(result, ChatFailure)
             else _from_chat(result)
             for result in results

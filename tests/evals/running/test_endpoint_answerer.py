@@ -83,6 +83,14 @@ def test_a_question_that_always_fails_is_left_out_too(ask):
     assert (result["items"], result["n"], result["left_out"]) == (12, 11, {"unanswered": 1})
 
 
+def test_a_question_whose_reply_repeats_the_key_is_paid_for_once(ask, monkeypatch):
+    monkeypatch.setenv("FAKE_KEY", "sk-planted-0123456789")
+    with FakeOpenAI(lambda body: "sk-planted-0123456789" if "3 +" in body["messages"][0]["content"] else "1") as server:
+        result = score("sums", ask(server, key_variable="FAKE_KEY"))
+        assert len(server.bodies) == 12
+    assert (result["n"], result["left_out"]) == (11, {"unanswered": 1})
+
+
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
 def test_reasoning_that_reaches_the_limit_of_tokens_is_unfinished(ask, name):
     with FakeOpenAI(message=lambda body: {"content": None, name: "Let me think"}) as server:
