@@ -10,8 +10,9 @@ import functools
 import hashlib
 import importlib.metadata
 import os
+import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,6 +31,9 @@ PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
     r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
 )
+LONG_TEXT = 100_000  # characters; the library's regex engine panics at some 600,000 of white space in a row
+# White space of the pattern; Python's has four characters more.
+_LONG_SPACE = re.compile(r"[^\S\x1c-\x1f]{1000,}")
 
 
 class Tokenizer:
@@ -53,11 +57,17 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, which is ordinary text throughout: no special token is recognised."""
-        return self.encoding.encode_ordinary(text)
+        if len(text) < LONG_TEXT:
+            return self.encoding.encode_ordinary(text)
+        return [id_ for part in _apart_from_space(text) for id_ in self.encoding.encode_ordinary(part)]
 
     def encode_array(self, text: str) -> np.ndarray:
         """`encode` as a uint32 array, without a Python object per id."""
-        return self.encoding.encode_to_numpy(text, disallowed_special=())
+        parts = [text] if len(text) < LONG_TEXT else _apart_from_space(text)
+        try:
+            return np.concatenate([self.encoding.encode_to_numpy(part, disallowed_special=()) for part in parts])
+        except UnicodeEncodeError:  # half a surrogate pair, which `encode` replaces
+            return np.array(self.encode(text), np.uint32)
 
     def encode_arrays(self, texts: Sequence[str], threads: int = 2) -> list[np.ndarray]:
         """`encode_array` of each text, in order, on `threads` threads (tiktoken releases the GIL)."""
@@ -103,6 +113,19 @@ class Tokenizer:
         lengths = np.zeros(self.vocabulary, np.int64)
         lengths[list(self._bytes)] = [len(token) for token in self._bytes.values()]
         return lengths
+
+
+def _apart_from_space(text: str) -> Iterator[str]:
+    """The text in parts that have the ids of the whole text; no part has long white space before another character."""
+    begin = 0
+    for space in _LONG_SPACE.finditer(text):
+        # The pattern ends a piece after the last line break, and another before the last of the characters after it.
+        after_break = max(text.rfind(end, space.start(), space.end()) for end in "\r\n") + 1
+        for end in (after_break, space.end() - 1):
+            if begin < end and space.end() < len(text):
+                yield text[begin:end]
+                begin = end
+    yield text[begin:]
 
 
 @functools.lru_cache(maxsize=4)

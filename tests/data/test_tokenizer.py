@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import re
 import subprocess
 import sys
 
@@ -44,6 +45,28 @@ def test_whole_it_is_cl100k(text):
     whole = tokenizer_for(TokenizerConfig())
     assert whole.encode(text) == reference().encode_ordinary(text)
     assert whole.end_of_text == reference().eot_token
+
+
+@given(
+    st.lists(st.sampled_from([*"   \n\r\t\u00a0\x1c\u2028\x85ab1!\u00e9\u4e2d", "'s", "\r\n"]), max_size=16).map(
+        "".join
+    )
+)
+def test_parts_apart_from_long_white_space_have_the_ids_of_the_whole(text):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_LONG_SPACE", re.compile(module._LONG_SPACE.pattern.replace("1000", "3")))
+        parts = list(module._apart_from_space(text))
+    assert "".join(parts) == text
+    whole = tokenizer_for(TokenizerConfig())
+    assert [id_ for part in parts for id_ in whole.encode(part)] == whole.encode(text)
+
+
+@pytest.mark.parametrize("text", [f"a{' ' * 1_000_000}b", "a\ud800b"], ids=["a million spaces", "half a pair"])
+def test_what_the_library_does_not_encode_is_encoded_in_both_forms(text):
+    tok = tokenizer_for(TokenizerConfig(ranks=256))
+    ids = tok.encode_array(text).tolist()
+    assert ids == tok.encode(text)
+    assert tok.decode(ids) == text.replace("\ud800", "\ufffd")
 
 
 @pytest.mark.parametrize("ranks", [256, 300, 2000, 20_000])
