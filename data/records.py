@@ -5,9 +5,11 @@ because at corpus scale one Python object per row would cost more than the row's
 the few rows that are needed as objects.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from decimal import Decimal
 from typing import Any, Literal, get_args
 
 RecordForm = Literal["web", "synth"]
@@ -149,7 +151,8 @@ def from_dict(row: object, form: RecordForm) -> Record | Rejected:
     """Validate a parsed row and turn it into a record; unknown columns are dropped.
 
     The required texts must be present. Every text must be a string without lone surrogates, of at most
-    `MAX_CHARACTERS` characters.
+    `MAX_CHARACTERS` characters. Fields that are not trained on may have any value, and are None where JSON has no form
+    for it.
     """
     if not isinstance(row, Mapping):
         return Rejected("not_an_object")
@@ -168,10 +171,23 @@ def from_dict(row: object, form: RecordForm) -> Record | Rejected:
             value.encode()
         except UnicodeEncodeError:  # a lone surrogate, which JSON can contain and UTF-8 cannot
             return Rejected("invalid_utf8")
+    for name in values.keys() - TEXT_COLUMNS[form]:
+        values[name] = _plain(values[name])
     # `isspace` stops at the first other character, so a long text is not copied.
     if any(not (text := values.get(name)) or text.isspace() for name in REQUIRED_COLUMNS[form]):
         return Rejected("no_text")
     return (WebRecord if form == "web" else SynthRecord)(**values)
+
+
+def _plain(value: Any) -> str | int | float | None:
+    """A value as JSON has it: ids may be UUIDs, times or bytes, and scores decimals."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    if isinstance(value, float | Decimal):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, int):
+        return value
+    return None if isinstance(value, bytes | list | dict) else str(value)
 
 
 _COLUMNS: dict[RecordForm, list[str]] = {"web": schema_columns("web"), "synth": schema_columns("synth")}

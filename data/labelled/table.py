@@ -24,7 +24,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import refuse_constant
 from nautile.common.input_files import open_regular, unpacked_limit
 from nautile.common.text import first_line
-from nautile.data.sources.local_files import refuse_utf16, text_bytes, text_leaves
+from nautile.data.sources.local_files import NO_FORM, refuse_utf16, text_bytes, text_leaves
 
 LONGEST_LINE = 1_000_000  # bytes of a line, and characters of a value
 LARGEST_FILE = 2 * 2**30  # bytes
@@ -262,6 +262,10 @@ def _parquet_rows(path: Path, parquet: ParquetFile, columns: list[str], limit: i
                 row = {name: batch.column(name)[index].as_py() for name in columns}
             except UnicodeDecodeError:
                 raise ConfigError(f"{path}: row {number} has a text that is not UTF-8") from None
+            except NO_FORM as error:
+                raise ConfigError(
+                    f"{path}: row {number} has a value that cannot be read ({first_line(error)})"
+                ) from None
             if any(isinstance(value, str) and len(value) > LONGEST_LINE for value in row.values()):
                 raise ConfigError(f"{path}: row {number} has a text of more than {LONGEST_LINE} characters")
             yield row

@@ -56,6 +56,8 @@ _OTHER_KIND = {
 }
 ROW_BYTES = 8  # that a row takes at least
 LONGEST_BATCH = 1 << 26  # bytes of text in a batch
+# What pyarrow raises for a value that Python has no form for: times beyond the year 9999 or of an unknown zone.
+NO_FORM = (ValueError, OverflowError, LookupError, pyarrow.ArrowException)
 PARQUET_BUFFER = 1 << 20  # bytes of a column chunk that are read at a time
 
 
@@ -241,6 +243,8 @@ def read_parquet_values(path: Path, columns: Container[str], skip: int = 0) -> I
                 yield {name: table.column(name)[i].as_py() for name in read_columns}
             except UnicodeDecodeError:
                 yield Rejected("invalid_utf8")
+            except NO_FORM:
+                yield Rejected("wrong_type")
         skip = max(0, skip - table.num_rows)
 
 
@@ -381,11 +385,10 @@ def _as_text(column: pyarrow.Array) -> pyarrow.Array:
 def _table_batch(table: pyarrow.RecordBatch, form: RecordForm, columns: Sequence[str]) -> RecordBatch:
     """Validate rows column by column, by the same rules as `data.records.from_dict`, and drop the rejected ones."""
     rows = table.num_rows
-    texts = {name: _as_text(table.column(name)) for name in TEXT_COLUMNS[form] if name in table.schema.names}
-    table = pyarrow.record_batch({name: texts.get(name, table.column(name)) for name in table.schema.names})
+    table = pyarrow.record_batch({name: _as_text(table.column(name)) for name in table.schema.names})
     try:
         values = {name: table.column(name).to_pylist() for name in table.schema.names if name in columns}
-    except UnicodeDecodeError:  # some row is not UTF-8: read them one by one to see which
+    except NO_FORM:  # some row is not UTF-8: read them one by one to see which
         return to_batch([_read_row(table, i, form) for i in range(rows)], form)
     reasons: dict[int, RowRejectReason] = {}
     for name in (name for name in TEXT_COLUMNS[form] if name in values):
@@ -421,8 +424,11 @@ def _reject_reason(value: object, required: bool) -> RowRejectReason | None:
 
 
 def _read_row(table: pyarrow.RecordBatch, index: int, form: RecordForm) -> Record | Rejected:
-    try:
-        row = {name: table.column(name)[index].as_py() for name in table.schema.names}
-    except UnicodeDecodeError:
-        return Rejected("invalid_utf8")
+    row = {}
+    for name in table.schema.names:
+        try:
+            row[name] = table.column(name)[index].as_py()
+        except NO_FORM as error:
+            if isinstance(error, UnicodeDecodeError) and name in TEXT_COLUMNS[form]:
+                return Rejected("invalid_utf8")
     return from_dict(row, form)

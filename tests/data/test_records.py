@@ -1,6 +1,11 @@
 """Rows to records: the Hub's columns, and what makes a row unusable."""
 
+import json
+from datetime import datetime
+from decimal import Decimal
+from functools import reduce
 from itertools import combinations
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -58,6 +63,26 @@ def test_a_row_with_two_faults_is_counted_under_the_first_of_the_schema(first, s
 
 def test_reasoning_may_be_missing_but_not_the_rest():
     assert from_dict({"query": "q", "synthetic_answer": "a"}, "synth") == SynthRecord("q", "", "a")
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("\ud800é", "?é"),
+        (float("nan"), None),
+        (Decimal("4.5"), 4.5),
+        (Decimal("NaN"), None),
+        (10**400, 10**400),
+        (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+        (datetime(2020, 1, 2), "2020-01-02 00:00:00"),
+        (b"\xff", None),
+        (reduce(lambda inner, _: [inner], range(5000), 0), None),
+    ],
+)
+def test_a_column_that_is_only_shown_may_have_any_value(value, kept):
+    row = from_dict({"text": "a", "id": value, "score": value}, "web")
+    assert row == WebRecord("a", id=kept, score=kept)
+    json.dumps(to_dict(row), ensure_ascii=False, allow_nan=False).encode()
 
 
 @given(row=JSON, form=st.sampled_from(["web", "synth"]))

@@ -1,6 +1,7 @@
 """Tables are read strictly: what is wrong is named with its row, and a file that changes is refused."""
 
 import hashlib
+import io
 import json
 import os
 
@@ -53,6 +54,12 @@ def test_parquet_with_the_names_of_classes_that_datasets_writes(tmp_path):
     assert table.classes == {"label": ["neg", "pos"], "tags": ["O", "B-PER"], "older": ["x"]}
 
 
+def parquet_of(column):
+    file = io.BytesIO()
+    pq.write_table(pa.table({"a": column}), file)
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -68,6 +75,9 @@ def test_parquet_with_the_names_of_classes_that_datasets_writes(tmp_path):
         ("a.jsonl", '{"a": NaN}\n', "row 1 is not JSON"),
         ("a.jsonl", '{"a": \n', "row 1 is not JSON"),
         ("a.parquet", "nothing", "cannot be read as Parquet"),
+        ("a.parquet", parquet_of(pa.array([2**60], pa.timestamp("us"))), "row 1 has a value that cannot be read"),
+        ("a.parquet", parquet_of(pa.array([2**31 - 1], pa.date32())), "row 1 has a value that cannot be read"),
+        ("a.parquet", parquet_of(pa.array([0], pa.timestamp("s", "Mars/Phobos"))), "row 1 has a value.*Mars"),
         ("a.xlsx", "nothing", "is none of .csv"),
         ("a.csv", "text,label\na,x\n".encode("utf-16"), "is UTF-16, not UTF-8: `iconv -f UTF-16"),
         ("a.jsonl", '{"text": "a"}\n'.encode("utf-16"), "is UTF-16, not UTF-8"),

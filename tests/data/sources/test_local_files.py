@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nautile.common.errors import ConfigError
-from nautile.data.records import BATCH_ROWS, TEXT_COLUMNS, SynthRecord, WebRecord, from_dict, to_batch
+from nautile.configs.ingest import SourceConfig
+from nautile.data.records import BATCH_ROWS, TEXT_COLUMNS, Rejected, SynthRecord, WebRecord, from_dict, to_batch
 from nautile.data.sources import local_files as files
+from nautile.data.sources.corpus_source import list_files, read_file
 from nautile.data.sources.local_files import (
     count_jsonl_rows,
     count_parquet_rows,
@@ -332,6 +334,34 @@ def test_texts_written_as_bytes_are_texts(tmp_path):
     pq.write_table(pa.table({"text": [b"good", b"\xff\xfe", None]}), tmp_path / "a.parquet")
     (batch,) = read_parquet_batches(tmp_path / "a.parquet", "web")
     assert (batch.texts(), batch.rejected) == (["good"], {"invalid_utf8": 1, "no_text": 1})
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        pa.array([b"\xff", b"b"]).view(pa.string()),
+        pa.array([2**60, None], pa.timestamp("us")),
+        pa.array([2**31 - 1, None], pa.date32()),
+        pa.array([0, None], pa.timestamp("s", "Mars/Phobos")),
+    ],
+    ids=["not UTF-8", "far time", "far day", "unknown zone"],
+)
+def test_an_id_that_cannot_be_read_costs_no_row(tmp_path, ids):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["one", "two"], "id": ids}), path)
+    (batch,) = read_parquet_batches(path, "web", record_columns=["id"])
+    assert (batch.texts(), batch.rejected, batch.record(0)) == (["one", "two"], {}, WebRecord("one"))
+    first, second = read_parquet_values(path, ("text", "id"))
+    assert isinstance(first, Rejected)
+    assert second["text"] == "two"
+
+
+def test_filters_read_bytes_as_texts(tmp_path):
+    pq.write_table(pa.table({"text": [b"one", b"two"], "language": [b"en", b"\xff"]}), tmp_path / "a.parquet")
+    source = SourceConfig(name="web", reader="parquet", form="web", path=f"{tmp_path}/a.parquet", languages=("en",))
+    (file,) = list_files(source, tmp_path)
+    (batch,) = read_file(source, file, tmp_path)
+    assert (batch.texts(), batch.rejected) == (["one"], {"language": 1})
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):
