@@ -1,9 +1,10 @@
 """Benchmark contamination: find training texts that share n-grams of words with held-out questions.
 
-Case, punctuation, spacing, invisible characters and the form of a letter (decomposed, full-width, a ligature) are
-ignored. A question shorter than the n-gram is searched for as a whole, if it has at
-least five words; a shorter match is no evidence. An n-gram that occurs in more than `COMMON` questions of one benchmark
-is no evidence either, but boilerplate ("choose the letter of the correct answer").
+Case, punctuation, spacing, invisible characters, the form of a letter (decomposed, full-width, a ligature) and markup
+(HTML's tags and entities, Markdown's emphasis and links, LaTeX's commands of form) are ignored. A question shorter than
+the n-gram is searched for as a whole, if it has at least five words; a shorter match is no evidence. An n-gram that
+occurs in more than `COMMON` questions of one benchmark is no evidence either, but boilerplate ("choose the letter of
+the correct answer").
 
 The search takes about a seventh of the time of tokenising the text. Every n-gram of a question contains one of its
 anchors (eight words, starting at every sixth word), and a bitmap of all anchors rules out nearly every position of a

@@ -1,15 +1,16 @@
 r"""Split texts into words as arrays, a block of texts at a time: the position and a 64-bit hash of each word.
 
-A word is a run of `\w` in the folded text (`fold`), so case, punctuation and spacing are ignored, and so is how a
-letter is written: decomposed or full-width, as a ligature, with soft hyphens or invisible characters in between, as
-text from PDF and HTML has them. Its hash is computed from its length and its first and last eight bytes, which cover
-most words; words over 16 bytes are hashed with XXH3. The hashes depend on the words alone: not on platform, versions or
-the other texts of the block.
+A word is a run of letters and digits in the folded text (`fold`), so case, punctuation and spacing are ignored, and so
+is how a letter is written: decomposed or full-width, as a ligature, with soft hyphens or invisible characters in
+between, as text from PDF and HTML has them. Markup is no word (`without_markup`). Its hash is computed from its length
+and its first and last eight bytes, which cover most words; words over 16 bytes are hashed with XXH3. The hashes depend
+on the words alone: not on platform, versions or the other texts of the block.
 
 `FastFolding` is the underlying per-character normalisation (also of `data.screening.text_hash`): a 256-entry byte table
 for ASCII, and replacements for the other characters.
 """
 
+import html
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ BLOCK = 1 << 20  # bytes of a block: small enough for the processor's cache
 _ASCII = bytes(range(128))
 _COMMON = (range(0x80, 0x1100), range(0x1E00, 0xA000))  # Latin, Greek, Cyrillic, Arabic, …; punctuation, ideographs
 _WORD = re.compile(r"\w+")
-_NOT_A_WORD = re.compile(r"\W")
+_NOT_A_WORD = re.compile(r"[\W_]")  # `_` emphasises in Markdown and marks an index in LaTeX
 _FIRST, _LAST, _LENGTH = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
 _MARGIN = b" " * 8  # around a block, so that eight bytes can be read at every position
 _MASKS = np.array([(1 << (8 * n)) - 1 for n in range(9)], np.uint64)  # the lowest n bytes
@@ -74,10 +75,36 @@ _INVISIBLE = re.compile(
 )
 
 
+_ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]\w{1,31});")
+_ATTRIBUTE = r"""\s+[\w:-]+=(?:"(?:[^"<>\s]*|[^"<>]{0,60})"|'(?:[^'<>\s]*|[^'<>]{0,60})')"""
+_LATEX_FORM = (
+    "text(?:bf|it|md|normal|rm|sc|sf|sl|tt|up)?|math(?:bb|bf|bm|cal|frak|it|rm|sf|tt)?|emph|underline|mbox|hbox"
+    "|operatorname|left|right|[bB]igg?[lmr]?|(?:display|text|script)style|q?quad|hspace|limits"
+)
+# What only forms a text: tags of HTML, the address of a link in Markdown, commands of LaTeX.
+_MARKUP = re.compile(
+    rf"</?[a-zA-Z][a-zA-Z0-9]*(?:{_ATTRIBUTE})*\s*/?>|(?<=\])\([^\s()]+\)|\\(?:{_LATEX_FORM})(?![a-zA-Z])|\\[dt](?=frac|binom)"
+)
+
+
+def without_markup(text: str) -> str:
+    """The text with entities of HTML as their characters, and without what only forms it."""
+    if "&" in text:
+        text = _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
+    return _MARKUP.sub(" ", text) if "<" in text or "\\" in text or "](" in text else text
+
+
+_MARKS = re.compile("[\u0300-\u036f]")
+
+
 def fold(text: str) -> str:
-    """The text without invisible characters, in Unicode's compatible composed form (NFKC), casefolded."""
+    """The text without invisible characters, in Unicode's compatible composed form (NFKC), casefolded.
+
+    Marks that no letter is composed with, such as a line under each, are left out.
+    """
     # Casefolding decomposes some letters, so they are composed once more.
-    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", _INVISIBLE.sub("", text)).casefold())
+    composed = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", _INVISIBLE.sub("", text)).casefold())
+    return _MARKS.sub("", composed)
 
 
 @cache
@@ -103,7 +130,7 @@ fold_to_words = FastFolding(  # folded, everything that is not a word character 
 
 def _in_lower_case(c: str) -> str | None:
     """A character in lower case; None if that depends on its neighbours (Σ) or is several characters (İ)."""
-    if _NOT_A_WORD.match(c):
+    if not _WORD.match(c):
         return " "
     return c.lower() if c != "Σ" and len(c.lower()) == 1 else None
 
@@ -141,7 +168,7 @@ def words_of(texts: Sequence[str]) -> Iterator[WordArrays]:
     block: list[bytes] = []
     size = 0
     for text in texts:
-        block.append(fold_to_words(text))
+        block.append(fold_to_words(without_markup(text)))
         size += len(block[-1])
         if size >= BLOCK:
             yield _block_words(block)

@@ -55,6 +55,13 @@ def test_a_copied_question_is_found_and_named():
         ),
         pytest.param(lambda text: text.replace("fi", "\ufb01"), id="ligatures"),
         pytest.param(lambda text: text.replace(" ", "\u00a0"), id="no-break spaces"),
+        pytest.param(lambda text: text.replace("f", "f\u0332"), id="lines under letters"),
+        pytest.param(lambda text: re.sub(r"(\w+)", r"_\1_", text), id="emphasis"),
+        pytest.param(lambda text: re.sub(r"(\w+)", r"[**\1**](https://x.org/a_b)", text), id="links"),
+        pytest.param(lambda text: text.replace(" ", "&nbsp;").replace("o", "&#111;"), id="entities"),
+        pytest.param(lambda text: re.sub(r"(\w+)", r"<b>\1</b><br/>", text), id="tags"),
+        pytest.param(lambda text: re.sub(r"(\w+)", r'<a href="y" title="at the sea">\1</a>', text), id="tags of links"),
+        pytest.param(lambda text: re.sub(r"(\w+)", r"\\textbf{\1}\\quad ", text), id="LaTeX"),
     ],
 )
 def test_a_question_is_found_however_its_letters_are_written(written):
@@ -63,6 +70,12 @@ def test_a_question_is_found_however_its_letters_are_written(written):
         held = ContaminationIndex([HeldOutQuestion("gsm8k", "17", held_text)])
         hits = held.hits(f"Before it, {text} and after it.")
         assert [(hit.example, hit.share) for hit in hits] == [("17", 1.0)]
+
+
+def test_a_text_in_an_attribute_is_screened_too():
+    held = ContaminationIndex([HeldOutQuestion("gsm8k", "17", QUESTION)])
+    assert held.hits(f'<img alt="{QUESTION}"/>')
+    assert held.hits(f"a <b {QUESTION} c> d &{'#' + '9' * 5000};")
 
 
 def test_clean_text_and_twelve_shared_words_are_no_hit():
