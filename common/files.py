@@ -146,6 +146,13 @@ def refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
 
 
+def distinct_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """`object_pairs_hook` of `json.loads`: refuse two members of one name, of which Python would take the last."""
+    if len(members := dict(pairs)) < len(pairs):
+        raise ValueError("an object has two members of the same name")
+    return members
+
+
 def sync_folder(path: Path) -> None:
     """Fsync a folder, which makes renames and new files in it durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -18,7 +18,7 @@ import jsonschema
 from jsonschema.protocols import Validator
 
 from nautile.common.errors import ConfigError
-from nautile.common.files import refuse_constant
+from nautile.common.files import distinct_members, refuse_constant
 
 Schema = dict[str, Any]
 ITEM_SEPARATOR, KEY_SEPARATOR = ", ", ": "  # those of `json.dumps`
@@ -64,7 +64,7 @@ def schema_validator(schema: Any, name: str) -> Validator:
 
 def parse_document(text: str) -> Any:
     """The value of a JSON text, strictly. Raises `ValueError` for NaN, infinite numbers and members of one name."""
-    return json.loads(text, parse_constant=refuse_constant, parse_float=_finite, object_pairs_hook=_distinct)
+    return json.loads(text, parse_constant=refuse_constant, parse_float=_finite, object_pairs_hook=distinct_members)
 
 
 def violation(validator: Validator, value: Any) -> str | None:
@@ -356,12 +356,6 @@ def _finite(digits: str) -> float:
     if not math.isfinite(value := float(digits)):
         raise ValueError(f"{digits[:20]} is too large a number")
     return value
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(members := dict(pairs)) < len(pairs):
-        raise ValueError("an object has two members of the same name")
-    return members
 
 
 def _ends(schema: Schema) -> tuple[tuple[float, bool] | None, tuple[float, bool] | None]:

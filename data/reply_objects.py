@@ -67,7 +67,8 @@ _NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffd]")
 class ReplyObject:
     """A JSON object, and where it stands in the reply: characters [begin, end).
 
-    `ambiguous`: one of its strings can be read in two ways, or holds characters that are no text.
+    `ambiguous`: one of its strings can be read in two ways or holds characters that are no text, or two of its members
+    have one name.
     """
 
     value: dict[str, Any]
@@ -104,8 +105,9 @@ def _valid_objects(text: str) -> Iterator[ReplyObject]:
         else:
             if isinstance(value, dict):
                 escaped, ambiguous = _escaped(text[begin.start() : end])
-                if isinstance(value := _loaded(escaped), dict):
-                    yield ReplyObject(value, begin.start(), end, ambiguous or _is_garbled(value))
+                value, repeated = _loaded(escaped)
+                if isinstance(value, dict):
+                    yield ReplyObject(value, begin.start(), end, ambiguous or repeated or _is_garbled(value))
         begin = _BEGIN.search(masked, end)
 
 
@@ -116,13 +118,17 @@ def _repaired(text: str, offset: int) -> ReplyObject | None:
     with_straight_quotes = without_commas.translate({0x201C: '"', 0x201D: '"'})
     for candidate in (without_commas, with_straight_quotes):
         escaped, ambiguous = _escaped(candidate)
-        if isinstance(value := _loaded(escaped), dict):
-            return ReplyObject(value, offset, offset + len(text), ambiguous or _is_garbled(value))
+        value, repeated = _loaded(escaped)
+        if isinstance(value, dict):
+            return ReplyObject(value, offset, offset + len(text), ambiguous or repeated or _is_garbled(value))
     if "'" not in text or len(text) > MAX_LITERAL or _PREFIXED.search(text):
         return None
     escaped, ambiguous = _escaped(text, python=True)
     try:
-        value = ast.literal_eval(escaped)  # a Python dict; only literals are evaluated, no code
+        tree = ast.parse(escaped, mode="eval")
+        value = ast.literal_eval(tree)  # a Python dict; only literals are evaluated, no code
+        dicts = (node for node in ast.walk(tree) if isinstance(node, ast.Dict))
+        ambiguous = ambiguous or any(len(ast.literal_eval(node)) < len(node.keys) for node in dicts)
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
         return None
     if not isinstance(value, dict):
@@ -130,12 +136,25 @@ def _repaired(text: str, offset: int) -> ReplyObject | None:
     return ReplyObject(value, offset, offset + len(text), ambiguous or _is_garbled(value))
 
 
-def _loaded(text: str) -> Any:
-    """The value of a JSON text, None if it has none. A number with a point stays as it is written, not rounded."""
+def _loaded(text: str) -> tuple[Any, bool]:
+    """(value of a JSON text, None if it has none; whether an object in it has two members of one name).
+
+    A number with a point stays as it is written, not rounded.
+    """
+    repeated = False
+
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal repeated
+        repeated = repeated or len(dict(pairs)) < len(pairs)
+        return dict(pairs)
+
     try:
-        return json.loads(text, strict=False, parse_float=str, parse_constant=lambda name: None)
+        value = json.loads(
+            text, strict=False, parse_float=str, parse_constant=lambda name: None, object_pairs_hook=members
+        )
     except (ValueError, RecursionError):
-        return None
+        return None, False
+    return value, repeated
 
 
 def _escaped(text: str, *, python: bool = False) -> tuple[str, bool]:

@@ -125,6 +125,8 @@ def _is_open(text: str) -> bool:
 def _from_object(value: dict) -> ParsedDocument | None:
     """The document in an object, or in the object that is its only field."""
     fields = _fields(value)
+    if len(fields) < len(value):  # "Answer" and "answer"
+        return None
     while (answer := _text(next((fields[name] for name in _ANSWER if name in fields), None))) is None:
         (inner,) = fields.values() if len(fields) == 1 else (None,)
         if not isinstance(inner, dict):

@@ -18,6 +18,7 @@ from nautile.data.chat_template import THINK_END, THINK_START, parse_text
 from nautile.data.labelled.sentences import read_sentences
 from nautile.data.labelled.spans import entity_json, entity_row, spans_of_tags
 from nautile.data.labelled.table import READABLE, Table, is_missing, read_table, require_columns, text_value
+from nautile.data.screening.words import fold
 from nautile.data.sources.hub import describe, fetch_hub_file, list_hub_files, named_in_errors
 from nautile.data.sources.wikipedia import articles
 
@@ -130,14 +131,16 @@ def _label_rows(config: LabelledDataConfig, table: Table, where: str, before: in
 
 
 def _refuse_alike(rows: Sequence[LabelledRow], where: str) -> None:
-    """Raise `ConfigError` for labels that differ only in case or space, and for the text `nan` among numbers."""
+    """Raise `ConfigError` for labels that differ only in case, space or form, and for the text `nan` among numbers."""
     spellings: dict[str, LabelledRow] = {}
     for row in rows:
-        first = spellings.setdefault(" ".join(row.target.casefold().split()), row)
+        spelling = " ".join(fold(row.target).split())
+        # One file has class numbers as 1, another as 1.0.
+        first = spellings.setdefault(spelling.removesuffix(".0") if _is_number(spelling) else spelling, row)
         if first.target != row.target:
             raise ConfigError(
                 f"{where}: the labels {first.target!r} (row {first.number}) and {row.target!r} (row {row.number}) "
-                "differ only in case or space, and would be two classes: write them alike"
+                "differ only in case, space or form, and would be two classes: write them alike"
             )
     # Pandas writes a missing number as `nan`.
     if "nan" in spellings and len(spellings) > 1 and all(_is_number(spelling) for spelling in spellings):
@@ -167,8 +170,8 @@ def _label(value: Any, names: Sequence[str], cuts: Sequence[float], where: str) 
     if cuts:
         try:
             number = float(value)
-        except (TypeError, ValueError):
-            raise ConfigError(f"{where}: {value!r} is not a number, but `cuts` are set") from None
+        except (TypeError, ValueError, OverflowError):
+            raise ConfigError(f"{where}: {str(value)[:40]!r} is not a number, but `cuts` are set") from None
         # A missing number is NaN in Parquet, and the text "nan" in many a CSV. It compares with no cut, so `bisect`
         # would put it into the last class.
         if math.isnan(number):
@@ -268,7 +271,7 @@ def _opinion_rows(config: LabelledDataConfig, table: Table, where: str, before: 
         options, shares = (_parsed(row[column]) for column in ("options", "shares"))
         if not isinstance(options, list) or len(options) < 2 or not all(isinstance(o, str) and o for o in options):
             raise ConfigError(f"{row_name}: `options` must be at least two texts")
-        valid = isinstance(shares, list) and all(isinstance(s, int | float) and 0 <= s < math.inf for s in shares)
+        valid = isinstance(shares, list) and all(isinstance(s, int | float) and 0 <= s < 1e300 for s in shares)
         if not valid or len(shares) != len(options) or not sum(shares) > 0:
             raise ConfigError(f"{row_name}: `shares` must be {len(options)} numbers from 0 on, not all of them 0")
         total = float(sum(shares))

@@ -17,7 +17,7 @@ def entity_row(text: str, value: Any, where: str) -> list[Entity]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ConfigError(f"{where}: the entities are not JSON") from None
     if not isinstance(value, list):
         raise ConfigError(f"{where}: the entities must be a list of {{text, label}}")
@@ -27,7 +27,7 @@ def entity_row(text: str, value: Any, where: str) -> list[Entity]:
         if not isinstance(entity, dict) or not isinstance(entity.get("label"), str) or not entity["label"]:
             raise ConfigError(f"{part}: must have a `label`, and a `text` or `start` and `end`")
         start, end, words = entity.get("start"), entity.get("end"), entity.get("text")
-        if isinstance(start, int) and isinstance(end, int):
+        if type(start) is int and type(end) is int:
             if not 0 <= start < end <= len(text) or (words is not None and text[start:end] != words):
                 raise ConfigError(f"{part}: characters {start} to {end} of the text are not {words!r}")
             words = text[start:end]

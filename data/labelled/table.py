@@ -5,7 +5,6 @@ rejected, and so is one that unpacks to far more than its size (`unpacked_limit`
 data from 1; for CSV the line is given too.
 """
 
-import codecs
 import csv
 import hashlib
 import io
@@ -21,7 +20,7 @@ import pyarrow
 from pyarrow.parquet import ParquetFile
 
 from nautile.common.errors import ConfigError
-from nautile.common.files import refuse_constant
+from nautile.common.files import distinct_members, refuse_constant
 from nautile.common.input_files import open_regular, unpacked_limit
 from nautile.common.text import first_line
 from nautile.data.sources.local_files import NO_FORM, refuse_utf16, text_bytes, text_leaves
@@ -133,11 +132,11 @@ def _lines(path: Path, content: bytes) -> Iterator[str]:
         raise ConfigError(f"{path}: is binary, and its name says that it is text")
     if b"\n" not in content:  # the line ends of old Macs
         content = content.replace(b"\r", b"\n")
-    for number, line in enumerate(io.BytesIO(content.removeprefix(codecs.BOM_UTF8)), 1):
+    for number, line in enumerate(io.BytesIO(content), 1):
         if len(line) > LONGEST_LINE:
             raise ConfigError(f"{path}: line {number} has {len(line)} bytes; {LONGEST_LINE} are the most")
         try:
-            yield line.decode("utf-8")
+            yield line.decode("utf-8-sig")  # its mark is in the middle of files put together
         except UnicodeDecodeError as error:
             raise ConfigError(
                 f"{path}: line {number} is not UTF-8 (byte {error.start + 1} of it); "
@@ -209,7 +208,7 @@ def _json_lines(path: Path, content: bytes) -> tuple[list[str], list[dict[str, A
             continue
         where = f"{path}: row {len(rows) + 1}"
         try:
-            value = json.loads(line, parse_constant=refuse_constant)
+            value = json.loads(line, parse_constant=refuse_constant, object_pairs_hook=distinct_members)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where} is not JSON ({first_line(error)})") from None
         if not isinstance(value, dict) or not value:
@@ -275,11 +274,8 @@ def _class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
     """The class names that `datasets` writes into a Parquet file's metadata, also for columns of lists of classes."""
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
-    except (KeyError, TypeError, ValueError):
+        inner = {name: f[0] if isinstance(f, list) else f.get("feature", f) for name, f in features.items()}
+        classes = {name: f for name, f in inner.items() if isinstance(f, dict) and f.get("_type") == "ClassLabel"}
+        return {name: [str(label) for label in f["names"]] for name, f in classes.items()}
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError):  # of another program
         return {}
-    names = {}
-    for column, feature in features.items():
-        inner = feature[0] if isinstance(feature, list) else feature.get("feature", feature)
-        if isinstance(inner, dict) and inner.get("_type") == "ClassLabel":
-            names[column] = list(inner["names"])
-    return names

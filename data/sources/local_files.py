@@ -26,7 +26,7 @@ import pyarrow.compute
 from pyarrow.parquet import FileMetaData, ParquetFile, read_metadata
 
 from nautile.common.errors import ConfigError
-from nautile.common.files import parse_json
+from nautile.common.files import distinct_members, parse_json
 from nautile.common.input_files import check_regular, matching_paths, open_regular, unpacked_limit
 from nautile.common.text import first_line
 from nautile.data.records import (
@@ -153,9 +153,14 @@ def _check_text(path: Path, file: BufferedReader) -> None:
 
 
 def refuse_utf16(path: Path, head: bytes) -> None:
-    """Raise `ConfigError` if the first bytes of a file are the mark of UTF-16, and say what converts it."""
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ConfigError(f"{path}: is UTF-16, not UTF-8: `iconv -f UTF-16 -t UTF-8 FILE` converts it")
+    """Raise `ConfigError` if the first bytes of a file are the mark of UTF-16 or UTF-32, and say what converts it."""
+    # The mark of UTF-32 begins with that of UTF-16.
+    for bits, marks in (
+        (32, (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)),
+        (16, (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)),
+    ):
+        if head.startswith(marks):
+            raise ConfigError(f"{path}: is UTF-{bits}, not UTF-8: `iconv -f UTF-{bits} -t UTF-8 FILE` converts it")
 
 
 def _lines(path: Path, file: BufferedReader, limit: int | None) -> Iterator[bytes | None]:
@@ -187,7 +192,7 @@ def _parse_line(line: bytes | None) -> Any:
     if line is None:
         return Rejected("too_long")
     try:
-        return json.loads(line.decode("utf-8"))
+        return json.loads(line.decode("utf-8"), object_pairs_hook=distinct_members)
     except UnicodeDecodeError:
         return Rejected("invalid_utf8")
     except (ValueError, RecursionError):

@@ -163,7 +163,7 @@ def _group(value: Any, edges: Sequence[float] | None, field: str, person: str, l
         return 0, text_of(value)
     try:
         return _band(float(value), edges)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(
             f"{label}: persona {person} has {value!r} in {field!r}, which is not a number, so it has no band"
         ) from None
@@ -209,7 +209,7 @@ def _weight(row: Mapping[str, Any], config: PersonasConfig, number: int) -> floa
     value = row[config.weight_column]
     try:
         weight = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         weight = math.nan
     if not 0 <= weight < math.inf:
         raise ConfigError(

@@ -84,7 +84,7 @@ def _group(person: Person, field: str, survey: SurveyConfig) -> str:
     value = person.fields[field]
     try:
         return group_name(value, survey.bands.get(field))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(
             f"--by {field}: respondent {person.id} of survey {survey.name} has {value!r}, which has no band"
         ) from None

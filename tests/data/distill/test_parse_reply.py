@@ -214,6 +214,20 @@ def test_what_can_be_read_in_two_ways_is_no_document_and_says_so(reasoning):
     assert read_reply(reply) == "ambiguous"
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        '{"reasoning": "As it is.", "answer": "A", "answer": "B"}',
+        '{"document": {"reasoning": "As it is.", "answer": "A", "answer": "B"}}',
+        '{"reasoning": "It\'s one.", "reasoning": "It\'s two.", "answer": "B",}',
+        "{'reasoning': 'As it is.', 'answer': 'A', 'answer': 'B'}",
+        '{"reasoning": "As it is.", "Answer": "A", "answer": "B"}',
+    ],
+)
+def test_two_members_of_one_name_are_no_document(reply):
+    assert read_reply(reply) in ("ambiguous", "unparsable")
+
+
 def test_a_list_of_documents_is_no_reply_to_one_query():
     other = GOOD.replace('"a"', '"b"')
     for text in (f"{GOOD}\n{other}", f"[{GOOD}, {other}]", f"```json\n{GOOD}\n```\n```json\n{other}\n```"):

@@ -39,7 +39,8 @@ def test_labels_by_name_by_number_and_by_cuts(tmp_path):
         ({"text": 3, "label": "x"}, {}, "row 2: has a int, not a text, in column 'text'"),
         ({"text": "b"}, {}, "row 2, column 'label': has no label"),
         ({"text": "b", "label": " "}, {}, "row 2, column 'label': has no label"),
-        ({"text": "b", "label": "X"}, {}, r"'x' \(row 1\) and 'X' \(row 2\) differ only in case or space"),
+        ({"text": "b", "label": "X"}, {}, r"'x' \(row 1\) and 'X' \(row 2\) differ only in case, space or form"),
+        ({"text": "b", "label": "x\u200b"}, {}, "differ only in case, space or form"),
         ({"text": "b", "label": -1}, {"label_names": ["x"]}, "-1 is none of the 1 classes"),
         ({"text": "b", "label": "much"}, {"cuts": [0.0], "label_names": ["x", "y"]}, "'x' is not a number"),
         ({"text": "b", "label": "x"}, {"label_column": "intent"}, "no column 'intent'; there are text, label"),
@@ -48,6 +49,15 @@ def test_labels_by_name_by_number_and_by_cuts(tmp_path):
 def test_rows_that_cannot_be_used(tmp_path, record, fields, message):
     with pytest.raises(ConfigError, match=message):
         rows_of(tmp_path, [{"text": "a", "label": "x"}, record], **fields)
+
+
+def test_numbers_that_no_float_holds_are_refused(tmp_path):
+    huge = 10**400
+    with pytest.raises(ConfigError, match=r"row 1, column 'label': '1000.* is not a number"):
+        rows_of(tmp_path, [{"text": "a", "label": huge}], cuts=[0.5], label_names=["low", "high"])
+    for shares in ([huge, 1], [1e308, 1e308]):
+        with pytest.raises(ConfigError, match="row 1: `shares` must be 2 numbers"):
+            rows_of(tmp_path, [{"prompt": "a", "options": ["x", "y"], "shares": shares}], "opinions")
 
 
 def test_a_number_that_is_none_is_in_no_class(tmp_path):
@@ -82,9 +92,12 @@ def test_nan_among_numbers_is_no_label_and_among_words_a_word(tmp_path):
 
 
 def test_labels_with_other_spaces_inside_are_one_too_many(tmp_path):
-    records = [{"text": "a", "label": "very good"}, {"text": "b", "label": "Very  good"}]
-    with pytest.raises(ConfigError, match="differ only in case or space, and would be two classes"):
-        rows_of(tmp_path, records)
+    for labels in (("very good", "Very  good"), ("caf\u00e9", "cafe\u0301"), (1, 1.0), ("2", "2.0")):
+        records = [{"text": f"text {label!r}", "label": label} for label in labels]
+        with pytest.raises(ConfigError, match="differ only in case, space or form, and would be two classes"):
+            rows_of(tmp_path, records)
+    records = [{"text": label, "label": label} for label in ("1.1", "1.10", "10")]
+    assert [row.target for row in rows_of(tmp_path, records)] == ["1.1", "1.10", "10"]
 
 
 ASKED = {"role": "user", "content": "How much is 2 + 3?"}
@@ -140,6 +153,8 @@ def test_entities_of_spans_and_of_tags(tmp_path):
     row = rows_of(tmp_path, tags, "entities", text_column="tokens", label_column="ner_tags", label_names=names)[0]
     assert row.text == "Ada Lovelace of London"
     assert json.loads(row.target) == [{"text": "Ada Lovelace", "label": "PER"}, {"text": "London", "label": "LOC"}]
+    with pytest.raises(ConfigError, match="row 1: the entities are not JSON"):
+        rows_of(tmp_path, [{"text": "Ada", "entities": "[" * 100_000}], "entities")
     with pytest.raises(ConfigError, match="row 1, entity 1: its text 'Eve' does not occur"):
         rows_of(tmp_path, [{"text": "Ada", "entities": [{"text": "Eve", "label": "PER"}]}], "entities")
     with pytest.raises(ConfigError, match="characters 0 to 9"):

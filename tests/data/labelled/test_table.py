@@ -21,7 +21,7 @@ def written(folder, name, content):
 
 
 def test_csv_with_quotes_line_breaks_and_a_byte_order_mark(tmp_path):
-    path = written(tmp_path, "a.csv", '\ufefftext,label\n"two\nlines, ""quoted""",x\n\nplain,y\n')
+    path = written(tmp_path, "a.csv", '\ufefftext,label\n"two\nlines, ""quoted""",x\n\n\ufeffplain,y\n')
     table = read_table(path)
     assert table.columns == ["text", "label"]
     assert table.rows == [{"text": 'two\nlines, "quoted"', "label": "x"}, {"text": "plain", "label": "y"}]
@@ -51,6 +51,10 @@ def test_parquet_with_the_names_of_classes_that_datasets_writes(tmp_path):
     pq.write_table(rows, tmp_path / "a.parquet")
     table = read_table(tmp_path / "a.parquet")
     assert table.rows == [{"label": 1, "tags": [0, 1], "older": [0], "text": "a b"}]
+    pq.write_table(
+        rows.replace_schema_metadata({b"huggingface": b'{"info": {"features": {"a": 1}}}'}), tmp_path / "b.parquet"
+    )
+    assert read_table(tmp_path / "b.parquet").classes == {}
     assert table.classes == {"label": ["neg", "pos"], "tags": ["O", "B-PER"], "older": ["x"]}
 
 
@@ -95,6 +99,8 @@ def parquet_of(column):
         ("a.csv", "id\ttext\n1\ta\n", r"if tab separates its columns.*`--delimiter tab`"),
         ("a.tsv", "id,text\n1,a\n", r"if , separates its columns.*, else to tab"),
         ("a.jsonl", "[" * 100_000, "row 1 is not JSON"),
+        ("a.jsonl", '{"a": 1, "a": 2}', r"row 1 is not JSON \(an object has two members of the same name"),
+        ("a.csv", "text,label\na,x\n".encode("utf-32"), "is UTF-32, not UTF-8: `iconv -f UTF-32"),
         ("a.jsonl", '{"a": ' + "9" * 10_000 + "}", "row 1 is not JSON"),
     ],
 )

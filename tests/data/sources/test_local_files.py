@@ -271,7 +271,13 @@ def test_a_packed_file_without_end_is_refused(tmp_path, monkeypatch, line):
 
 @pytest.mark.parametrize(
     "line",
-    [b"[" * 100_000, b'{"text": ' * 100_000, b'{"text": "a", "n": ' + b"9" * 100_000 + b"}", b'{"text": "a"}\r' * 3],
+    [
+        b"[" * 100_000,
+        b'{"text": ' * 100_000,
+        b'{"text": "a", "n": ' + b"9" * 100_000 + b"}",
+        b'{"text": "a"}\r' * 3,
+        b'{"text": "a", "text": "b"}',
+    ],
 )
 def test_hostile_lines_are_counted(tmp_path, line):
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "one"}\n' + line + b'\n{"text": "two"}\n')
