@@ -26,6 +26,7 @@ from nautile.model.weights.digests import DIGESTS, first_fault, read_digests
 INDEX = ".index.json"
 HEADER_BYTES = 16_384  # of an array in an archive; numpy itself accepts headers of up to 10,000
 MOST_TENSORS = 100_000
+FLOATS = ("F64", "F32", "F16", "BF16")
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 _PREFERRED = ("model.safetensors.index.json", "model.safetensors")
 
@@ -38,15 +39,29 @@ class TensorFile:
     shapes: dict[str, tuple[int, ...]]
 
     def read(self, name: str) -> np.ndarray:
-        """Read a tensor as float32. Raises ConfigError if its data cannot be read."""
+        """Read a tensor as float32. Raises ConfigError if its data cannot be read, or are no floats of 16 bits or more.
+
+        Integers and floats of 8 bits are weights only with the scales that a quantisation keeps elsewhere.
+        """
         with _readable(self.path):
             if self.path.suffix == ".npz":
                 with ZipFile(self.path) as archive, archive.open(f"{name}.npy") as member:
                     if _npy_shape(archive, f"{name}.npy") != self.shapes[name]:
                         raise ValueError(f"{name} changed while it was read")
-                    return np.lib.format.read_array(member, allow_pickle=False).astype(np.float32)
+                    array = np.lib.format.read_array(member, allow_pickle=False)
+                    self._check_type(name, array.dtype.name, array.dtype.kind == "f")
+                    return array.astype(np.float32)
             with safe_open(self.path, framework="flax") as opened:
+                kind = opened.get_slice(name).get_dtype()
+                self._check_type(name, kind, kind in FLOATS)
                 return np.asarray(opened.get_tensor(name), np.float32)
+
+    def _check_type(self, name: str, kind: str, is_float: bool) -> None:
+        if not is_float:
+            raise ConfigError(
+                f"{self.path}: `{name}` is of type {kind}, and weights are floats of 16 bits or more: these are "
+                "quantised or of another model; import the weights before their quantisation"
+            )
 
 
 def tensor_files(path: Path) -> list[TensorFile]:

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import shlex
+import struct
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from nautile.common.errors import ConfigError
 from nautile.configs.model import TokenizerConfig
 from nautile.model.loss import masked_logits
 from nautile.model.nautile import forward
+from nautile.model.weights.author_files import tensor_files
 from nautile.model.weights.author_import import load_author_weights
 from nautile.model.weights.author_layout import author_shapes
 from tests.model.conftest import tiny_config
@@ -334,4 +336,21 @@ def test_numbers_that_are_not_finite_are_not_imported(tensors, tmp_path, value):
     damaged[2] = value
     np.savez(tmp_path / "theirs.npz", **{**tensors, name: damaged})
     with pytest.raises(ConfigError, match=rf"cannot be imported: 1 of the 80 numbers of `{name}` are not finite"):
+        load_author_weights(tmp_path / "theirs.npz", SHAPE, TOKENIZER, context=16)
+
+
+@pytest.mark.parametrize("kind", ["I8", "I64", "BOOL", "F8_E4M3", "C64"])
+def test_quantised_weights_are_not_imported_as_if_they_were_numbers(tmp_path, kind):
+    size = {"I64": 8, "C64": 8}.get(kind, 1)
+    header = json.dumps({"a": {"dtype": kind, "shape": [2], "data_offsets": [0, 2 * size]}}).encode()
+    path = tmp_path / "theirs.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + b"\x01" * 2 * size)
+    with pytest.raises(ConfigError, match=rf"`a` is of type {kind}, and weights are floats of 16 bits or more"):
+        tensor_files(path)[0].read("a")
+
+
+def test_an_archive_of_integers_holds_no_weights(tensors, tmp_path):
+    name = next(name for name in tensors if name.endswith("ff_in.bias"))
+    np.savez(tmp_path / "theirs.npz", **{**tensors, name: tensors[name].astype(np.int8)})
+    with pytest.raises(ConfigError, match=rf"`{name}` is of type int8"):
         load_author_weights(tmp_path / "theirs.npz", SHAPE, TOKENIZER, context=16)
