@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nautile.common.errors import ConfigError
+from nautile.common.files import parse_json
 from nautile.configs.distill import PromptSetConfig
 from nautile.data.distill.prompt_files import QUESTIONS_PER_ARTICLE, check_prompt_set, read_prompt_rows
 from nautile.data.records import Rejected
+from nautile.data.screening.words import fold
 from nautile.data.sources.wikipedia import Article, articles, web_record
 
 MAX_QUERY = 20_000  # characters; longer "prompts" are misplaced documents
@@ -95,7 +97,7 @@ def _prompt(source: PromptSetConfig, row: Any, row_name: str) -> Prompt | str:
     if not isinstance(row, Mapping):
         return "not_an_object"
     query = _query(source, row)
-    if query is None or not query.strip():
+    if query is None or not fold(query).strip():  # of invisible characters alone, too
         return "no_query"
     query = (detokenise(query) if source.detokenise else query).strip()
     if source.frame is not None:
@@ -104,14 +106,17 @@ def _prompt(source: PromptSetConfig, row: Any, row_name: str) -> Prompt | str:
         query = f"{query}\n\n{context}"
     if len(query) > MAX_QUERY:
         return "too_long"
-    if not query.isascii() and any("\ud800" <= c <= "\udfff" for c in query):  # a lone surrogate
+    identity = _text(row, source.columns.get("id", "id")) or row_name
+    passage = _text(row, source.columns.get("passage", "passage"))
+    # A lone surrogate anywhere: documents have the passage and the id too.
+    if any("\ud800" <= c <= "\udfff" for text in (query, identity, passage or "") if not text.isascii() for c in text):
         return "invalid_utf8"
     digest = hashlib.sha256(query.encode("utf-8")).hexdigest()[:12]
     return Prompt(
-        id=f"{source.name}/{_text(row, source.columns.get('id', 'id')) or row_name}-{digest}",
+        id=f"{source.name}/{identity}-{digest}",
         query=query,
         kind="instruction",
-        passage=_text(row, source.columns.get("passage", "passage")),
+        passage=passage,
         license=source.license or None,
         reference=_text(row, source.columns["reference"]) if "reference" in source.columns else None,
         set=source.name,
@@ -127,11 +132,16 @@ def _query(source: PromptSetConfig, row: Mapping[str, Any]) -> str | None:
         names: Iterable[str] = (source.columns["query"],)
     else:
         names = QUERY_COLUMNS[-3:] if source.form == "messages" else QUERY_COLUMNS
-    value = next((row[name] for name in names if row.get(name)), None)
+    name, value = next(((name, row[name]) for name in names if row.get(name)), ("", None))
+    if name in QUERY_COLUMNS[-3:] and isinstance(value, str) and value.lstrip().startswith("["):
+        value = parse_json(value.encode("utf-8", "replace"))  # a conversation in a column of texts
     if isinstance(value, list):
         # OpenAI's messages have `role` and `content`, ShareGPT's conversations `from` and `value`.
         messages = [m for m in value if isinstance(m, Mapping) and m.get("role", m.get("from")) in USER_ROLES]
         value = messages[0].get("content", messages[0].get("value")) if messages else None
+        if isinstance(value, list):  # parts, of which none may be an image
+            texts = [part["text"] for part in value if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
+            value = "\n".join(texts) if len(texts) == len(value) else None
     return value if isinstance(value, str) else None
 
 

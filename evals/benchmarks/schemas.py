@@ -43,6 +43,7 @@ class BenchmarkRecord:
     def text(self, name: str) -> str:
         """The field as text, which must not be empty."""
         value = self.value(name, str)
+        self._check_encodable(name, value)
         return value.strip() or self.refuse(f"field `{name}` is empty")
 
     def value(self, name: str, *kinds: type) -> Any:
@@ -65,6 +66,7 @@ class BenchmarkRecord:
         values = list(self.value(name, list, tuple))
         if not values or not all(isinstance(value, str) for value in values):
             self.refuse(f"field `{name}` is not a list of texts")
+        self._check_encodable(name, *values)
         return tuple(value.strip() for value in values)
 
     def option(self, options: Sequence[str], index: int, name: str) -> int:
@@ -72,6 +74,10 @@ class BenchmarkRecord:
         if len(options) < 2 or not 0 <= index < len(options):
             self.refuse(f"field `{name}` points to option {index}, but there are {len(options)} options")
         return index
+
+    def _check_encodable(self, name: str, *texts: str) -> None:
+        if any("\ud800" <= c <= "\udfff" for text in texts if not text.isascii() for c in text):
+            self.refuse(f"field `{name}` has half a surrogate pair, which no text in UTF-8 has")
 
     def refuse(self, reason: str) -> NoReturn:
         raise ConfigError(f"{self.where}: {reason}")
@@ -86,6 +92,8 @@ def labelled(record: BenchmarkRecord, question: str) -> Question:
     options, labels, key = choices.texts("text"), choices.texts("label"), record.text("answerKey")
     if len(labels) != len(options):
         record.refuse(f"`choices` has {len(labels)} labels for {len(options)} texts")
+    if labels.count(key) > 1:
+        record.refuse(f"`answerKey` {key!r} is the label of several options")
     if key not in labels:
         record.refuse(f"`answerKey` {key!r} is not among the labels {', '.join(labels)}")
     correct = record.option(options, labels.index(key), "answerKey")

@@ -98,6 +98,11 @@ def test_rows_of_the_usual_columns_and_why_the_others_have_no_prompt(tmp_path):
         {"query": "Five?", "passage": "Some text.", "id": 12},
         [1],
         {"query": "\ud800"},
+        {"query": "Whole?", "passage": "half \ud800"},
+        {"query": "Whole?", "id": "\udc00"},
+        {"query": "\u200b\ufeff"},
+        {"messages": '[{"role": "user"'},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
     ]
     content = "\n".join(json.dumps(row) for row in rows) + '\nnot json\n{"query": "\xff"}\n{"query": "Six?"}'
     path.write_bytes(content.encode("latin-1"))
@@ -112,7 +117,8 @@ def test_rows_of_the_usual_columns_and_why_the_others_have_no_prompt(tmp_path):
         "too_long",
         "Five?",
         "not_an_object",
-        "invalid_utf8",
+        *["invalid_utf8"] * 3,
+        *["no_query"] * 3,
         "not_json",
         "invalid_utf8",
         "Six?",
@@ -134,6 +140,9 @@ def test_rows_of_the_usual_columns_and_why_the_others_have_no_prompt(tmp_path):
         ("instruction", {}, {"instruction": "Add.", "input": "1 and 2", "output": "3"}, "Add.\n\n1 and 2"),
         ("instruction", {}, {"instruction": "Say hi.", "input": ""}, "Say hi."),
         ("messages", {}, {"prompt": "no", "messages": [{"role": "user", "content": "Yes?"}]}, "Yes?"),
+        ("messages", {}, {"messages": '[{"role": "user", "content": "Yes?"}]'}, "Yes?"),
+        ("any", {}, {"messages": [{"role": "user", "content": [{"type": "text", "text": "Yes?"}]}]}, "Yes?"),
+        ("any", {}, {"prompt": "[1, 2] has how many?"}, "[1, 2] has how many?"),
         ("columns", {"query": "q", "reference": "a", "passage": "p"}, {"q": "Why?", "a": 3, "p": "Text."}, "Why?"),
     ],
 )

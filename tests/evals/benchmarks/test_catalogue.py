@@ -150,6 +150,14 @@ WRONG = [
     ("arc_easy", "choices", {"label": ["A"]}, "`choices`: field `text` is missing"),
     ("trivia_qa", "answer", {"aliases": []}, "`answer`: field `value` is missing"),
     ("ifeval", "instruction_id_list", ["keywords:sea"], "no instruction 'keywords:sea'"),
+    (
+        "arc_easy",
+        "choices",
+        {"text": ["a", "b", "c", "d"], "label": ["A", "A", "B", "B"]},
+        "is the label of several options",
+    ),
+    ("gsm8k", "question", "half \ud800", "field `question` has half a surrogate pair"),
+    ("mmlu", "choices", ["a", "\udc00"], "field `choices` has half a surrogate pair"),
     ("gpqa_diamond", "Incorrect Answer 2", None, "`Incorrect Answer 2` is missing"),
 ]
 
