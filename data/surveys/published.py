@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_bounded_json, read_bounded_text
 from nautile.configs.survey import PersonasConfig, SurveyConfig
-from nautile.data.labelled.table import read_table, require_columns
+from nautile.data.labelled.table import is_missing, read_table, require_columns
 from nautile.data.sources.hub import describe, fetch_hub_file, list_hub_files, named_in_errors
 
 SUBPOP_COLUMNS = ("qkey", "attribute", "group", "question", "options", "responses", "ordinal")
@@ -114,9 +114,12 @@ def opinion_qa(folder: Path) -> SurveyConfig:
         if not by_field:
             continue
         options = [str(o) for o in _literal(row["references"], where) if str(o) != REFUSED]
-        scale = [float(value) for value in _literal(row["option_ordinal"], where)]
+        scale = _numbers(_literal(row["option_ordinal"], where), where)
         # field -> group -> count of each option
-        numbers = {f: {g: [float(c.get(o, 0)) for o in options] for g, c in by.items()} for f, by in by_field.items()}
+        numbers = {
+            f: {g: _numbers([c.get(o, 0) for o in options], f"{where}, {f}") for g, c in by.items()}
+            for f, by in by_field.items()
+        }
         groups = {
             f: {g: _shares(own) for g, own in by.items() if sum(own) and g != REFUSED} for f, by in numbers.items()
         }
@@ -142,6 +145,11 @@ def _subpop(rows: Sequence[Mapping[str, Any]], name: str, source: str, where: st
         options, shares, scale = (row[column] for column in ("options", "responses", "ordinal"))
         if not all(isinstance(value, list) for value in (options, shares, scale)):
             raise ConfigError(f"{row_name}: `options`, `responses` and `ordinal` must be lists")
+        if unnamed := next(
+            (name for name in ("qkey", "attribute", "group", "question") if is_missing(row[name])), None
+        ):
+            raise ConfigError(f"{row_name}: has no value in column {unnamed!r}")
+        scale = _numbers(scale, row_name)
         if len(options) != len(shares) + 1:
             raise ConfigError(f"{row_name}: {len(shares)} responses for {len(options)} options with a refusal")
         fields = {"text": str(row["question"]), "options": options[:-1], **_scale(scale, len(shares), row_name)}
@@ -171,6 +179,13 @@ def _name(text: str) -> str:
 
 def _shares(counts: Sequence[float]) -> list[float]:
     return [count / sum(counts) for count in counts]
+
+
+def _numbers(values: Sequence[Any], where: str) -> list[float]:
+    try:
+        return [float(value) for value in values]
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(f"{where}: {str(values)[:60]} are not numbers") from None
 
 
 def _literal(text: Any, where: str) -> list[Any]:

@@ -76,6 +76,9 @@ def test_subpop_becomes_questions_with_groups(tmp_path):
         ({}, "has the group 'Democrat' twice"),
         ({"group": "Other", "question": "Else?"}, "another text, options or scale than before"),
         ({"options": "Better"}, "must be lists"),
+        ({"ordinal": [[1], [2], [3]]}, r"row \d+: \[\[1\], \[2\], \[3\]\] are not numbers"),
+        ({"group": None}, r"row \d+: has no value in column 'group'"),
+        ({"question": " "}, r"row \d+: has no value in column 'question'"),
     ],
 )
 def test_records_that_are_none_are_refused_by_row(tmp_path, change, message):
@@ -168,6 +171,14 @@ def test_counts_of_none_of_the_options_are_refused(tmp_path):
     counts = {"REASON_W26": {"Female": {"1.0": 4.0}, "Male": {"2.0": 5.0}}}
     (folder / "SEX_data.json").write_text(json.dumps(counts), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"info\.csv: row 2: nobody chose one of the options 'Sport', 'Work'"):
+        load_survey(folder)
+
+
+@pytest.mark.parametrize("count", ["many", None, 10**400])
+def test_counts_that_are_no_numbers_are_refused(tmp_path, count):
+    folder = wave(tmp_path)
+    (folder / "SEX_data.json").write_text(json.dumps({"REASON_W26": {"Female": {"Sport": count}}}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"info\.csv: row 2, SEX: .* are not numbers"):
         load_survey(folder)
 
 
