@@ -32,6 +32,7 @@ _BRACKETS = {"(": ")", "[": "]", "\\{": "\\}", "\\langle": "\\rangle"}
 _MATRIX = re.compile(
     r"\\begin\{([pbBvV]?(?:small)?matrix|array|cases)\}(?:\{[^{}]*\})?((?:(?!\\begin).)*)\\end\{\1\}", re.DOTALL
 )
+_PLUS_MINUS = re.compile(r"\\pm(?![A-Za-z])")  # and not `\pmod`
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _AND = re.compile(
     r"\s*,?\s*(?:\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\{])(?:and|or)(?![A-Za-z}])|(?<=\s)(?:oder|und|et|ou)(?=\s))\s*"
@@ -44,7 +45,11 @@ _WORDS = {
     "two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
     "ten": "10", "twelve": "12", "sixteen": "16",
 }  # fmt: skip
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALES = {
+    "dozen": "12", "hundred": "10^{2}", "thousand": "10^{3}", "million": "10^{6}", "billion": "10^{9}",
+    "trillion": "10^{12}",
+}  # fmt: skip
+_NO_UNIT = re.compile(r"\b(?:factorial|wrong|incorrect|not|false)\b|^\s*(?:squared|cubed)\b", re.IGNORECASE)
 # The name of a value: x, a_{37}, f(2), f^{-1}(x), |AB|, A:B, \angle ABC, \frac{NO}{BO}; no other expression.
 _NAME = re.compile(
     r"(?:\\(?:angle|triangle|overline|overrightarrow|vec|Delta|mathcal|mathbb|alpha|beta|gamma|theta|lambda|mu|phi|omega"
@@ -61,7 +66,7 @@ _SPELLINGS = {
     "gal": "gallon", "s": "second sec", "min": "minute", "h": "hour hr", "day": "", "week": "", "month": "",
     "year": "yr", "degree": "deg", "radian": "rad", "percent": "pct percentage", "usd": "dollar", "cent": "",
     "eur": "euro", "gbp": "", "am": "a.m", "pm": "p.m", "mph": "", "celsius": "", "fahrenheit": "", "unit": "",
-    "dozen": "", "hz": "hertz", "n": "newton", "j": "joule", "w": "watt", "v": "volt", "pa": "pascal", "mol": "mole",
+    "hz": "hertz", "n": "newton", "j": "joule", "w": "watt", "v": "volt", "pa": "pascal", "mol": "mole",
     "k": "kelvin", "nd": "", "th": "", "rd": "", "st": "",
 }  # fmt: skip
 _UNITS = {spelling: unit for unit, others in _SPELLINGS.items() for spelling in (unit, *others.split())}
@@ -74,6 +79,7 @@ _SUFFIX = re.compile(
     r"\\text\s*\{(?P<text>[^{}]*)\}(?:\s*\^\s*\{?\s*(?P<power>[0-9])\s*\}?)?"
     r"|(?P<circ>\^\\circ)\s*(?P<scale>[CF](?![A-Za-z]))?"
     r"|(?P<percent>%)"
+    r"|\\pmod\s*\{?\s*(?P<modulus>[0-9]+)\s*\}?"
     r"|\\(?P<usd>usd)"
     r"|(?P<sign>[€£¥₹])"
     rf"|(?:(?<=[0-9\s}}])(?P<bare>(?:{_BARE})s?(?:\s*/\s*[a-z]{{1,4}})?|[a-z]{{1,4}}\s*/\s*[a-z]{{1,4}})(?:\s*\^\s*\{{?\s*(?P<bare_power>[0-9])\s*\}}?)?)"
@@ -139,8 +145,8 @@ def _read(text: str) -> AnswerForm:
     parts, signs = split_at(text, frozenset({"\\cup"}))
     if signs:
         return AnswerForm("union", parts=tuple(_read(part) for part in parts))
-    if "\\pm" in text:  # two values, at whatever depth the sign stands
-        signed = (re.sub(r"\\pm(?![A-Za-z])", sign, text) for sign in "+-")
+    if _PLUS_MINUS.search(text):  # two values, at whatever depth the sign stands
+        signed = (_PLUS_MINUS.sub(sign, text) for sign in "+-")
         both = [re.sub(r"\\mp(?![A-Za-z])", sign, one_sign) for one_sign, sign in zip(signed, "-+", strict=True)]
         return AnswerForm("list", parts=tuple(map(_read, both)))
     if ELLIPSIS in text and text != ELLIPSIS:
@@ -167,7 +173,7 @@ def _several(parts: Sequence[str]) -> AnswerForm:
     forms = list[AnswerForm]()
     for part, form in ((part, _read(part)) for part in parts):
         last = form.parts[-1] if form.kind == "relation" else form
-        if "\\pm" not in part or last.kind != "list":
+        if not _PLUS_MINUS.search(part) or last.kind != "list":
             forms.append(form)
         elif last is form:
             forms += form.parts
@@ -230,9 +236,11 @@ def _value(text: str) -> AnswerForm:
             break  # "2 mg" has a unit, and "x mg" is a product
         if match["circ"] and _ANGLE.search(before):
             break  # an argument in degrees, not an answer in degrees
-        scale = (match["text"] or match["words"] or "").strip().casefold().split()
+        if _NO_UNIT.search(match["text"] or match["words"] or ""):
+            break  # the value is another one, or none
+        scale = (match["text"] or match["words"] or match["bare"] or "").strip().casefold().split()
         if scale and scale[0] in _SCALES:
-            before = f"{before}*10^{{{_SCALES[scale[0]]}}}"
+            before = f"{before}*{_SCALES[scale[0]]}"
             unit[:0] = _unit_words(" ".join(scale[1:]))
         else:
             unit[:0] = _unit_of(match)
@@ -257,6 +265,8 @@ def _unit_of(match: re.Match[str]) -> list[str]:
         return ["percent"]
     if match["usd"]:
         return ["usd"]
+    if match["modulus"]:
+        return [f"mod {match['modulus']}"]
     if match["sign"]:
         return [_CURRENCY[match["sign"]]]
     if match["clock"]:

@@ -77,7 +77,8 @@ _REWRITES = tuple(
         (r"\\(?:mathbf|mathit|boldsymbol|bm|mathsf|vec|hat|mathrm|text|mbox|operatorname\*?)\s*\{\s*\}", " "),
         (r"\\(?:mathbf|mathit|boldsymbol|bm|mathsf)\s*\{([^{}]*)\}", r"{\1}"),
         (r"\\(?:mathrm|operatorname\*?|text)\s*\{\s*(" + "|".join(_FUNCTIONS) + r")\s*\}", r"\\\1 "),
-        (r"\\mathrm\s*\{\s*([A-Za-z])\s*\}", r"\1"),
+        # One letter is a variable or a constant, and after a number a unit: `5\,\mathrm{m}`, but `2\mathrm{e}`.
+        (r"(?<![0-9])(?<![0-9]\s)\\mathrm\s*\{\s*([A-Za-z])\s*\}|\\mathrm\s*\{\s*([dei])\s*\}", r"\1\2"),
         (r"\\(?:mathrm|mbox|textrm|textbf|textit|textnormal|textsf|texttt)(?=\s*\{)", r"\\text"),
         (r"\*\*", "^"),
         # A function name in plain text has an argument: "5 min" and "3 sec" are none.
@@ -87,6 +88,7 @@ _REWRITES = tuple(
         (r"(?<=[0-9])(?<!\\)['" + _GROUP_SPACE + r"](?=[0-9]{3}(?![0-9]))", ","),
     )
 )  # fmt: skip
+_END = re.compile(r"(?<!\\)(?:\\[,;:! ]|[.;,\s])+$")
 _ESCAPED = re.compile(r"\\\\(?=[A-Za-z])")
 _EUROPEAN = re.compile(r"-?[0-9]{1,3}(?:(?:\.[0-9]{3})+,[0-9]{1,2}|(?:\.[0-9]{3}){2,})")  # 1.234,5 and 1.234.567
 _THOUSANDS = re.compile(r"(?<=[0-9]),[0-9]{3}(?![0-9])")
@@ -104,7 +106,8 @@ def tidy(text: str) -> str:
     text = _simple_characters(text).strip()
     for _ in range(6):
         before = text
-        text = text.strip().rstrip(".;, \n") if not text.endswith("...") else text.strip()
+        text = _END.sub("", text) if not text.endswith("...") else text
+        text = text.strip()
         for opening, closing in _WRAPS:
             if text.startswith(opening) and text.endswith(closing) and len(text) >= len(opening) + len(closing):
                 inner = text[len(opening) : len(text) - len(closing)]

@@ -80,6 +80,9 @@ def equivalence():
         ("\\begin{pmatrix} 1/2 & \\sqrt{4} \\end{pmatrix}", "\\begin{pmatrix} 0.5 & 2 \\end{pmatrix}", True),
         ("\\frac{1}{0}", "1", False),
         ("\\infty", "\\frac{1}{0}", False),
+        ("60", "5 \\text{ dozen}", True),
+        ("5", "5 \\text{ dozen}", False),
+        ("\\sqrt{2} \\pmod 7", "\\sqrt 2", True),
     ],
 )
 def test_equivalence(equivalence, expected, given, same):
