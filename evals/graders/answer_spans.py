@@ -35,6 +35,44 @@ _ANSWER_IS_CJK = re.compile(r"(?:答案|正解|答え|정답)\s*(?:应该|應該
 # Markdown's bold, which stands anywhere: "The **answer** is **12**"; but 2**3 is a power.
 _BOLD = re.compile(r"(?<![A-Za-z0-9)\]}])\*\*|\*\*(?![A-Za-z0-9(\\-])")
 # A full stop inside "3.5" ends nothing.
+# What a denial takes back is removed with it, and nothing else: the number, letter, word, formula or box behind it.
+_BOX = r"\\(?:boxed|fbox)\s*\{(?:[^{}]|\{(?:[^{}]|\{[^{}]{0,50}\}){0,50}\}){0,200}\}"
+_OBJECT = (
+    rf"[*_\"'“(`\s]*(?:{_BOX}|\$[^$\n]{{1,200}}\$|\\\([^\n]{{1,200}}?\\\)"
+    r"|(?:option\s|choice\s)?[^\s,;$\\]{1,80})"
+)
+_OBJECTS = rf":?{_OBJECT}(?:\s+(?:or|nor){_OBJECT}){{0,3}}"
+_SUBJECT = r"(?:the\s+)?(?:(?:correct|right|final)\s+)?(?:answer|option|choice|result)"
+_BE = r"(?:is|was|would\s+be|should\s+be|could\s+be)"
+_DENIALS = (
+    # "I don't think the answer is C", "It is not true that the answer is 5"
+    re.compile(
+        r"(?:n['’]t|\bnot|\bnever)\s+(?:think|believe|agree|true|certain|say)\s+(?:that\s+)?"
+        rf"(?:{_SUBJECT}|it)(?:\s+{_BE}\b|['’]s\b){_OBJECTS}",
+        re.IGNORECASE,
+    ),
+    # "The wrong answer is C", "A common incorrect answer would be 5"
+    re.compile(
+        r"\b(?:wrong|incorrect|false|least\s+likely|worst)\s+(?:answer|option|choice|result)s?\s+"
+        rf"(?:is|was|are|were|would\s+be)\b{_OBJECTS}",
+        re.IGNORECASE,
+    ),
+    # "The answer is not 5", "The answer cannot be 5", "It is not \\boxed{5}"
+    re.compile(
+        rf"\b(?:answer|option|choice|result)\s+(?:{_BE}\s+(?:not|never|no\s+longer)|(?:is|was)n['’]t"
+        rf"|(?:can(?:not|\s+not|['’]t)|couldn['’]t)\s+be)\b{_OBJECTS}"
+        r"|\bit\s+(?:is\s+not|isn['’]t)(?=[*_\"'“(`\s]*(?:\\(?:boxed|fbox|\()|\$))" + _OBJECTS,
+        re.IGNORECASE,
+    ),
+    # "\\boxed{5} is wrong"
+    re.compile(
+        rf"(?:{_BOX}|\$[^$\n]{{1,200}}\$)\$?\s+(?:is|was)\s+(?:clearly\s+)?"
+        r"(?:wrong|incorrect|not\s+(?:the\s+)?(?:right|correct|(?:final\s+)?answer))\b",
+        re.IGNORECASE,
+    ),
+)
+_SENTENCE_START = re.compile(r"(?:^|(?<=[!?\n;])|(?<=\.)(?![0-9]))\s*+")
+_QUESTION = re.compile(r"[^\s.!?\n;]+\s(?:[^.!?\n;]|\.(?=[0-9]))*\?")  # of several words: "C?" is an answer
 _SENTENCE_END = re.compile(r"[.!?。！？](?=\s|$)|\n|;")
 _REASON = re.compile(r"\b(?:because|since|rather\s+than|instead\s+of|not)\b", re.IGNORECASE)
 _LINE_END = re.compile(r"\n")
@@ -43,12 +81,29 @@ _BRACE = re.compile(r"[{}]")
 MOST_SPANS = 32  # that end together: a sentence with more marks repeats itself
 
 
+def without_denials(text: str) -> str:
+    """`text` without the answers that it denies: "the answer is not 5", "the wrong answer is 5"."""
+    for pattern in _DENIALS:
+        text = pattern.sub(" … ", text)
+    return text
+
+
+def without_questions(text: str) -> str:
+    """`text` without its questions of several words: "Is it 5?" states nothing."""
+    parts, end = [], 0
+    for sentence in _SENTENCE_START.finditer(text):
+        if sentence.start() >= end and (question := _QUESTION.match(text, sentence.end())):
+            parts += [text[end : sentence.start()], " … "]
+            end = question.end()
+    return "".join([*parts, text[end:]])
+
+
 def answer_spans(text: str) -> list[str]:
     """Return the spans of `text` that state an answer, in order; empty if none does.
 
     Of more than `MOST_SPANS` spans that end together only the first and the last are returned.
     """
-    text = without_bold(text)
+    text = without_denials(without_bold(text))
     spans = [(start, end) for start, end in (*boxes_at(text), *sentences_at(text)) if text[start:end].strip()]
     return [text[start:end].strip() for start, end in sorted(spans)]
 

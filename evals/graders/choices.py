@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from nautile.evals.graders.answer_spans import answer_spans, without_bold
+from nautile.evals.graders.answer_spans import answer_spans, without_bold, without_denials, without_questions
 
 # A character of a word. Chinese, Japanese and Korean have no spaces, so their characters may touch a letter.
 _CJK = "\u3005-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
@@ -68,8 +68,6 @@ _NO_MENTION = (
         r"(?:wrong|incorrect|false|impossible|not\b)|(?:is|are|was|were|ca|could)n['’]t\b|cannot\b)"
     ),
 )
-_SENTENCE_START = re.compile(r"(?:^|(?<=[.!?\n;]))\s*+")
-_QUESTION = re.compile(r"[^\s.!?\n;]+\s[^.!?\n;]*\?")  # of several words: "C?" is an answer
 
 
 def candidates(text: str, letters: Sequence[str], options: Sequence[str] = ()) -> list[str]:
@@ -78,19 +76,11 @@ def candidates(text: str, letters: Sequence[str], options: Sequence[str] = ()) -
     If its answer spans mention options, only these count; otherwise all mentions do. `options` are the texts of the
     options: an answer that equals one of them, ignoring case and punctuation, means its letter.
     """
-    spans = [*answer_spans(text), *_named_answers(without_bold(text))]
+    text = without_denials(without_bold(text))
+    spans = [*answer_spans(text), *_named_answers(text)]
     # What the text commits itself to replaces all it has weighed before.
     committed = [letter for span in spans for letter in mentions(span, letters, options)]
     return in_order_of_last(committed or mentions(text, letters, options))
-
-
-def _without_questions(text: str) -> str:
-    parts, end = [], 0
-    for sentence in _SENTENCE_START.finditer(text):
-        if sentence.start() >= end and (question := _QUESTION.match(text, sentence.end())):
-            parts += [text[end : sentence.start()], " … "]
-            end = question.end()
-    return "".join([*parts, text[end:]])
 
 
 def _named_answers(text: str) -> list[str]:
@@ -117,7 +107,7 @@ def mentions(text: str, letters: Sequence[str], options: Sequence[str] = ()) -> 
         if len(plain(option)) > 1 and _ISOLATED.search(option):
             words = r"\s+".join(re.escape(word) for word in unicodedata.normalize("NFKC", option).split())
             text = re.sub(rf"(?<!\w){words}(?!\w)", " ", text, flags=re.IGNORECASE)
-    text = _without_questions(text)
+    text = without_questions(text)
     for pattern in _NO_MENTION:
         text = pattern.sub(" … ", text)
     return [m.group(1).upper() for m in _ISOLATED.finditer(text) if _is_mention(m, text, letters, texts)]

@@ -15,7 +15,7 @@ from typing import Literal
 
 from nautile.data.chat_template import ParsedReply
 from nautile.evals.graders import choices, numbers
-from nautile.evals.graders.answer_spans import answer_spans
+from nautile.evals.graders.answer_spans import answer_spans, without_denials
 
 GradeIssue = Literal["no_answer", "many_answers", "unfinished", "not_graded"]
 
@@ -94,7 +94,7 @@ def grade_exact(reply: ParsedReply, aliases: Sequence[str]) -> Verdict:
     targets = {trivia_form(alias) for alias in aliases} - {""}
     answer = (reply.answer or "").strip()
     # Grade the whole answer if it is right or has no answer spans, else its answer spans.
-    spans = [answer] if trivia_form(answer) in targets else answer_spans(answer) or [answer]
+    spans = [answer] if trivia_form(answer) in targets else answer_spans(answer) or [without_denials(answer)]
     forms = list(dict.fromkeys(form for span in spans if (form := trivia_form(span))))
     strict_right = len(forms) == 1 and forms[0] in targets
     problem = issue_of(reply, forms[:1])
@@ -114,7 +114,7 @@ def grade_text(reply: ParsedReply, expected: str) -> Verdict:
     """Grade a word or a list: equal except for case, spacing and outer punctuation."""
 
     def parse(text: str) -> list[str]:
-        spans = answer_spans(text) or [text.strip()]
+        spans = answer_spans(text) or [without_denials(text).strip()]
         return choices.in_order_of_last([form for span in spans if (form := text_form(span))])
 
     target = text_form(expected)

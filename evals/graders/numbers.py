@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from nautile.evals.graders.answer_spans import answer_spans, without_bold
+from nautile.evals.graders.answer_spans import answer_spans, without_bold, without_denials, without_questions
 from nautile.evals.graders.choices import in_order_of_last
 
 MAX_DIGITS = 300  # a longer literal is noise; Python itself refuses int() of more than 4,300 digits
@@ -139,8 +139,9 @@ def candidates(text: str) -> list[Number]:
 
     Those in its answer spans (`\\boxed`, "the answer is") if there are any, else all of them.
     """
+    text = without_denials(without_bold(text))
     committed = [number for span in answer_spans(text) for number in numbers_in(_answer_part(span))]
-    return in_order_of_last(committed or numbers_in(text))
+    return in_order_of_last(committed or numbers_in(without_questions(text)))
 
 
 def _answer_part(span: str) -> str:
