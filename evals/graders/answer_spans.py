@@ -161,12 +161,12 @@ def _marked_sentences(text: str, mark: re.Pattern[str], ends: re.Pattern[str]) -
 
 
 def boxes_at(text: str) -> list[tuple[int, int]]:
-    """(start, end) of the content of each closed box, in order."""
+    """(start, end) of the content of each closed box, in order; of boxes in a box the innermost."""
     starts = {match.end() for match in _BOXED.finditer(text)}
-    boxes, open_braces = [], list[int]()  # where the content of each open brace starts
+    boxes, open_braces = list[tuple[int, int]](), list[int]()  # where the content of each open brace starts
     for match in _BRACE.finditer(text) if starts else ():
         if match.group() == "{":
             open_braces.append(match.end())
-        elif open_braces and (start := open_braces.pop()) in starts:
+        elif open_braces and (start := open_braces.pop()) in starts and not (boxes and boxes[-1][0] > start):
             boxes.append((start, match.start()))
-    return sorted(boxes)
+    return boxes

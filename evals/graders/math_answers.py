@@ -3,7 +3,6 @@ r"""Find the mathematical answers that a reply states: boxes, formulas after "th
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import pairwise
 
 from nautile.evals.graders.answer_spans import boxes_at, sentences_at, without_bold, without_denials, without_questions
 
@@ -50,15 +49,13 @@ def candidates(text: str, several: bool = False) -> list[str]:
 def _stated(text: str) -> list[Span] | None:
     """The answer spans in order; None if the last box is cut off, and nothing else is stated."""
     boxes = boxes_at(text)
-    # The innermost of nested boxes: the next one in order begins after its end.
-    inner = [box for box, following in pairwise([*boxes, (len(text), 0)]) if following[0] >= box[1]]
-    starts, spans = [box[0] for box in inner], list(inner)
+    starts, spans = [box[0] for box in boxes], list(boxes)
     for start, end in sentences_at(text):
         first, after = bisect_left(starts, start), bisect_left(starts, end)
         if first == after:
             spans += _formulas(text, start, end)
     # What a box is an alternative to: "\boxed{5} or 6".
-    for box in inner:
+    for box in boxes:
         if other := _OR_MORE.match(text, box[1]):
             spans.append((other.start(1), other.end(1)))
     if not spans and _OPEN_BOX.search(text):  # truncated inside a box: the content is incomplete

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from nautile.evals.graders.answer_spans import answer_spans, without_bold, without_denials, without_questions
+from nautile.evals.graders.answer_spans import answer_spans, boxes_at, without_bold, without_denials, without_questions
 from nautile.evals.graders.choices import in_order_of_last
 
 MAX_DIGITS = 300  # a longer literal is noise; Python itself refuses int() of more than 4,300 digits
@@ -33,7 +33,21 @@ _WORDS = {
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 # Kinds of minus, hyphen and dash, Arabic separators, fraction slashes, the apostrophe that groups digits in Switzerland
 _CHARACTERS = str.maketrans(
-    {"−": "-", "‐": "-", "‑": "-", "–": "-", "—": " — ", "٫": ".", "٬": ",", "⁄": "/", "∕": "/", "⋅": "·", "’": "'"}
+    {
+        "−": "-",
+        "‐": "-",
+        "‑": "-",
+        "–": "-",
+        "—": " — ",
+        "٫": ".",
+        "٬": ",",
+        "⁄": "/",
+        "∕": "/",
+        "⋅": "·",
+        "’": "'",
+        "ʼ": "'",
+        "﹣": "-",
+    }
 )
 _LATEX = (
     # \frac{3}{4}, \frac34, \frac3{4}; "- 3/4" with its sign; 1{,}000; 1\,000; \times; what only dresses a number
@@ -44,8 +58,12 @@ _LATEX = (
     (re.compile(r"(?<=-)\s+(?=[0-9.]+/)"), ""),
     (re.compile(r"\s*\{\s*,\s*\}\s*|(?<=[0-9]),\s*\\!\s*(?=[0-9]{3}(?![0-9]))"), ","),
     (re.compile(r"\\approx(?![A-Za-z])"), "≈"),
+    (re.compile(r"</?(?:b|i|u|em|strong|p|span|code|answer)>", re.IGNORECASE), " "),
     (re.compile(r"\\[,!;: ](?=[0-9]{3}(?![0-9]))"), ","),
-    (re.compile(r"\\(?:times|cdot)\b"), "×"),
+    (re.compile(r"\\(?:times|cdot)(?![A-Za-z])"), "×"),
+    (re.compile(r"\s*\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])"), "°"),
+    # the power of a unit, "m}^{2}" and "cm²"
+    (re.compile(r"(?<=[A-Za-z])\s*\}\s*\^\s*\{?\s*[0-9]\s*\}?"), "}"),
     (re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed|fbox)\b|\\(?=[%$#&])|\\[,!;:]"), ""),
 )
 # "half a dozen" is 6, "2 and a half" the mixed number 2 1/2
@@ -68,12 +86,12 @@ _ZERO_COMMA = re.compile(r"(?<![\w.,])0,(?=[0-9]+(?![\w,]))")  # "0,75": no grou
 _CURRENCY_AFTER_LETTERS = re.compile(r"(?<=[A-Za-z])[$€£¥₹]")
 _CURRENCY = re.compile(r"[$€£¥₹]")
 _NEGATIVE_WORD = re.compile(r"\b(?:negative|minus)\s+(?=[0-9.])", re.IGNORECASE)
-# "x = - 3", unlike the subtraction in "x - 3"
-_SIGN_AFTER_EQUALS = re.compile(r"=\s*-\s+(?=[0-9.])")
+# "x = - 3", "\\boxed{ - 3 }", "Answer: - 3", unlike the subtraction in "x - 3" and the bullet at the start of a line
+_SIGN_APART = re.compile(r"(?:(?<=[={(\[:])|(?<=\\[(\[])|(?<![0-9$]\$)(?<![0-9])(?<=\$))[^\S\n]*[-−]\s+(?=[0-9.])")
 # "±3" states two numbers, 3 and -3
 _PLUS_MINUS = re.compile(r"(?:±|\\pm|\+/-|\+-)\s*([0-9][0-9.,]*)")
 
-_SPACE = "\u00a0\u202f\u2009"  # spaces that group digits; an ordinary space separates numbers
+_SPACE = "\u00a0\u202f\u2009\u2007"  # spaces that group digits; an ordinary space separates numbers
 _LITERAL = re.compile(
     rf"""
     (?<![\w^])
@@ -105,13 +123,43 @@ _BOUNDARY = re.compile(r"[.!?。](?=\s|$)|\n|;|,(?=\s)|\bor\b|\band\b", re.IGNOR
 _DENIED = re.compile(r"(?:\bnot|n't|\brather\s+than|\binstead\s+of)\s+-?$", re.IGNORECASE)
 _BOUNDS = re.compile(r"\bbetween\s+\S+\s+and\s+\S+", re.IGNORECASE)
 # "5th", "5x", "18 + y"
-_NO_VALUE = re.compile(r"(?:st|nd|rd|th)\b|[xyz]\b|\s*[-+*×·]\s*[nxyz]\b")  # ordinals, terms
+# ordinals, terms, bounds
+_NO_VALUE = re.compile(
+    r"(?:st|nd|rd|th)\b|[axyz]\b|\s*[-+*×·]\s*[nxyz]\b|\s*(?:π|pi\b)|\s+(?:factorial|squared|cubed)\b"
+    r"|\+(?!\s*[0-9])|\s+or\s+(?:more|less|fewer)\b",
+    re.IGNORECASE,
+)
 # Parts of an answer span after the answer: a remark in brackets, or what the answer is measured against ("out of 8").
 # A remark in brackets that names an alternative is none: "12 (or 13)".
 _REMARK = re.compile(r"(?<=[0-9A-Za-z%])\s*\((?!\s*(?:or|maybe|perhaps|possibly|alternatively)\b)[^()]*\)", re.I)
 _AGAINST = re.compile(r"\b(?:over|out\s+of|within|during|in|for|from|after|at|per)\s+(?:[a-z]+\s+)?[0-9]", re.I)
 _SPACED = re.compile(r"(?<![\w.,])[0-9]{1,3}(?: [0-9]{3})+(?![\w]|[.,][0-9]{3})")
 _WORD = re.compile(r"[a-z]+")
+# "one" that stands for a thing: "no one", "one of them", "the first one"
+_PRONOUN = re.compile(
+    r"\b(?:no|every|any|each|which|this|that|the|first|second|last|only|other|another|right|correct|good)\s+one\b"
+    r"|\bone(?:['’]s\b|\s+(?:of|more|another|can|could|must|has|should|would|is|needs|may|who)\b)",
+    re.IGNORECASE,
+)
+_FACTORIAL = re.compile(r"(?<=[0-9])!")  # a sentence's exclamation mark ends its span
+_SIZE = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*")
+_OPEN_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{(?![^{}]*\})")
+# A stretch of a formula: no word of two letters or more, no end of a clause, no equals sign. If it has a function, a
+# root, an index, a constant, a variable in a sum, or a sign of inequality, its numbers are terms and bounds of it.
+_STRETCH = re.compile(r"(?:\\[A-Za-z]+|[^A-Za-z=≈\n;,]|(?<=[0-9]),(?=[0-9])|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))+")
+_TERM_OF = re.compile(
+    r"\\(?:sqrt|frac|[cdt]frac|pi|log|ln|lg|sin|cos|tan|exp|binom|sum|int|prod|lim|lfloor|lceil|theta|alpha|beta"
+    r"|leq?|geq?|lt|gt|leqslant|geqslant|neq?|not)(?![A-Za-z])"
+    r"|[√π∛≤≥≠]|[0-9)}]i\b|(?<![0-9])_\s*\{?\s*[0-9]|(?<![A-Za-z0-9])[a-z]\s*[-+*×]\s*[0-9]|[0-9]\s*[-+*×]\s*[b-z](?![\w'’.])"
+    r"|(?<![-=<>])(?<!^)[<>](?![<>-])(?=\s*-?\\?[$0-9.])|^[<>](?=-?[0-9.])"
+)
+# Words that make another number of the next one, and what stands before them in their clause.
+_MADE_OF = re.compile(
+    r"\b(?:(?:less|more|greater|fewer|higher|lower|larger|smaller)\s+than|(?:half|third|quarter)\s+of|twice|double"
+    r"|triple|root\s+of|multiple\s+of|divided\s+by|up\s+to)\s+(?=-?[0-9.])",
+    re.IGNORECASE,
+)
+_BEFORE_IN_CLAUSE = re.compile(r"[^.,;!?\n=≈]*$")
 
 
 @dataclass(frozen=True)
@@ -139,15 +187,20 @@ def candidates(text: str) -> list[Number]:
 
     Those in its answer spans (`\\boxed`, "the answer is") if there are any, else all of them.
     """
-    text = without_denials(without_bold(text))
+    text = _SIGN_APART.sub(" -", _SIZE.sub("", without_denials(without_bold(text))))
+    if (cut := _OPEN_BOX.search(text)) and not boxes_at(text[cut.start() :]):
+        text = text[: cut.start()]  # truncated inside a box: the content is incomplete
     committed = [number for span in answer_spans(text) for number in numbers_in(_answer_part(span))]
-    return in_order_of_last(committed or numbers_in(without_questions(text)))
+    if committed or boxes_at(text):
+        return in_order_of_last(committed)
+    return in_order_of_last(numbers_in(without_questions(text)))
 
 
 def _answer_part(span: str) -> str:
     """The part of an answer span before remarks and reference amounts; the whole span if it is an equation."""
     if "=" in span:
         return span
+    span = _FACTORIAL.sub(" factorial", span)
     span = _REMARK.sub("", span) or span
     against = _AGAINST.search(span)
     return span[: against.start()] if against and numbers_in(span[: against.start()]) else span
@@ -162,16 +215,23 @@ def numbers_in(text: str) -> list[Number]:
     """Return every number in `text`, in order, with repeats; number words count only if there is no digit."""
     text = _normalised(text)
     if not any("0" <= c <= "9" for c in text):
-        return [Number(value) for value in _spelled(text)]
+        return [Number(value) for value in _spelled(_PRONOUN.sub(" ", text))]
     # Literals with their positions, without negated ones, ordinals, terms and bounds.
     literals = [(m.start(), m.end(), n) for m in _LITERAL.finditer(text) if (n := _number(m, text)) is not None]
-    bounds = [match.span() for match in _BOUNDS.finditer(text)]
+    no_values = bytearray(len(text) + 1)  # 1 at the characters of bounds and of terms of an expression
+    spans = [match.span() for match in _BOUNDS.finditer(text)]
+    spans += [match.span() for match in _STRETCH.finditer(text) if _TERM_OF.search(match.group())]
+    for made in _MADE_OF.finditer(text):
+        clause = _BEFORE_IN_CLAUSE.search(text, max(0, made.start() - 200), made.start())
+        spans.append((clause.start() if clause else made.start(), made.end() + 1))
+    for start, end in spans:
+        no_values[start:end] = b"\1" * (end - start)
     stated = [
         (start, end, number)
         for start, end, number in literals
         if not _DENIED.search(text[max(0, start - 20) : start])
         and not _NO_VALUE.match(text, end)
-        and not any(lower < start < upper for lower, upper in bounds)
+        and not no_values[start]
     ]
     return [number for _, _, number in _results_only(stated, text)]
 
@@ -213,7 +273,7 @@ def _normalised(text: str) -> str:
         text = pattern.sub(replacement, text)
     text = _CURRENCY.sub("", _CURRENCY_AFTER_LETTERS.sub(" ", text))
     text = _PLUS_MINUS.sub(r" \1 , -\1", text)
-    text = _SIGN_AFTER_EQUALS.sub("= -", text)
+    text = _SIGN_APART.sub(" -", text)
     return _NEGATIVE_WORD.sub("-", text)
 
 

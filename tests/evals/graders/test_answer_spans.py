@@ -48,7 +48,7 @@ def test_a_heading_is_no_mark_and_a_mark_no_heading(text, spans):
     [
         ("\\boxed{1}", ["1"]),
         ("} \\boxed{\\frac{1}{2}} {", ["\\frac{1}{2}"]),
-        ("\\boxed{\\boxed{3}}", ["\\boxed{3}", "3"]),
+        ("\\boxed{\\boxed{3}}", ["3"]),
         ("\\boxed{1 \\boxed{2} \\fbox {3}", ["2", "3"]),
         ("\\boxed{1", []),
     ],

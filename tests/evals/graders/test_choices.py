@@ -175,6 +175,7 @@ def test_a_letter_in_a_name_a_denial_or_a_question_is_no_answer(reply, answer, l
         "####" * 3000,
         "the answer is " * 1000,
         "\\boxed{" * 10_000,
+        "\\boxed{" * 5000 + "B" + "}" * 5000,
     ],
 )
 def test_a_long_reply_is_read_in_linear_time(text):
