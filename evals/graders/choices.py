@@ -57,15 +57,23 @@ _NO_MENTION = (
     re.compile(
         r"(?i:\b(?:vitamins?|types?|grades?|plan|hepatitis|influenza|groups?|class|factor|appendix|figure|mel)\s+)[A-Z]\b"
         r"(?:(?:\s*,|\s+and)\s+[A-Z]\b(?=\s+(?:is|are|and|in)\b))?"
-        r"|[0-9]\s?°?\s?[CFK]\b|°\s?[CFK]\b|\b[A-Z][-‐‑][a-z]\w*|\b[A-Z]\s+(?:cells?|notes?|major|minor|flat|sharp)\b"
+        r"|[A-Z](?:\+\+|#)|[0-9]\s?°?\s?[CFK]\b|\b(?i:degrees?)\s[CFK]\b|°\s?[CFK]\b|\b[A-Z][-‐‑][a-z]\w*|\b[A-Z]\s+(?:cells?|notes?|major|minor|flat|sharp)\b"
     ),
     # denials
     re.compile(
         rf"(?i:\b(?:not|never|except|than|neither|instead\s+of|cannot)|n['’]t)\s+(?i:be\s+|either\s+)?{_LETTERS}"
     ),
     re.compile(
-        rf"{_LETTERS}\s+(?i:(?:is|are|was|were|seems?)\s+(?:(?:clearly|both|also|all|obviously)\s+)?"
-        r"(?:wrong|incorrect|false|impossible|not\b)|(?:is|are|was|were|ca|could)n['’]t\b|cannot\b)"
+        rf"{_LETTERS}\s+(?i:(?:is|are|was|were|seems?|would\s+be)\s+(?:(?:clearly|both|also|all|obviously|very)\s+)?"
+        r"(?:(?:a|an|the)\s+)?(?:wrong|incorrect|false|impossible|unlikely|distractors?|out\b|not\b)"
+        r"|(?:is|are|was|were|ca|could|does|do|did|would)n['’]t\b|cannot\b|(?:does|do|did|would|can|should|could)\s+not\b"
+        r"|fails?\b|(?:can|could|may|must|should)\s+be\s+(?:ruled\s+out|eliminated|excluded|rejected|discarded)\b"
+        r"|(?:has|have)\s+nothing\b)"
+    ),
+    re.compile(
+        r"(?i:\b(?:eliminat|exclud|reject|discard|rul)(?:e|es|ed|ing|s)?\s+(?:out\s+)?|\b(?:any|every|all|anything|everything"
+        r"|nothing|none)(?:\s+(?:answer|option|choice))?\s+(?:but|except|other\s+than)\s+|\bother\s+than\s+|\bwithout\s+"
+        rf"|\bopposite\s+of\s+)(?i:the\s+)?{_LETTERS}"
     ),
 )
 
@@ -159,6 +167,9 @@ def _is_mention(match: re.Match[str], text: str, letters: Sequence[str], options
         return True
     if _NAMED.search(text[max(0, start - 12) : start]):
         return True
-    # "A knife", where "knife" is the text of option A
+    # "A knife", where "knife" is the text of option A; but not in the sentence "A knife cuts"
     own = options.get(letter, "")
-    return len(own) > 1 and plain(text[end : end + 3 * len(own)]).startswith(own)
+    if len(own) < 2 or leads:
+        return len(own) > 1 and plain(text[end : end + 3 * len(own)]).startswith(own)
+    words = r"\s+".join(map(re.escape, own.split()))
+    return re.compile(rf"\W*{words}(?:{_ENDS}|\s+(?:{_AFTER_BOTH})\b)", re.IGNORECASE).match(text, end) is not None
