@@ -128,14 +128,17 @@ def parse(text: str) -> JudgeScore | None:
     """Parse the marks of a judge's reply: its last JSON object with a mark, alone or inside other text.
 
     Objects in the judge's thoughts do not count, and none does in a reply that ends inside its thoughts or inside an
-    object with marks. Numbers may also be written as "4", 4.0 or "4/5". None if a mark is missing or out of its range.
+    object with marks, or whose last marks are quoted in the middle of a sentence. Numbers may also be written as "4",
+    4.0 or "4/5". None if a mark is missing or out of its range.
     """
-    final = parse_text(text).answer or ""
-    objects = [(marks, read.end) for read in reply_objects(final) if (marks := _marks(read.value)) is not None]
+    final = parse_text(parse_text(text).answer or "").answer or ""  # of two blocks of thoughts neither counts
+    objects = [
+        (marks, read.begin, read.end) for read in reply_objects(final) if (marks := _marks(read.value)) is not None
+    ]
     if not objects:
         return None
-    marks, end = objects[-1]
-    if _UNFINISHED.search(final, end):
+    marks, begin, end = objects[-1]
+    if _UNFINISHED.search(final, end) or _is_quoted(final, begin, end):
         return None
     reason, answer, follow = (_whole(marks.get(name), 1, 5) for name in CRITERIA)
     overall = _whole(marks.get(OVERALL), 0, 100)
@@ -144,11 +147,20 @@ def parse(text: str) -> JudgeScore | None:
     return JudgeScore(reason, answer, follow, overall)
 
 
+def _is_quoted(text: str, begin: int, end: int) -> bool:
+    """Whether an object stands in the middle of a sentence of its own line: what the answer says, and no marks."""
+    before = text[text.rfind("\n", 0, begin) + 1 : begin]
+    after = text[end:].partition("\n")[0]
+    return bool(re.search(r"\w\s*[\"'“`]?\s*$", before) and re.match(r"[\"'”`]?,?\s+\w|\.\s+\w", after))
+
+
 def _marks(value: dict[str, Any]) -> dict[str, Any] | None:
     """The object with the marks: this one or one of its fields. None if neither has a mark."""
     for candidate in (value, *value.values()):
         if isinstance(candidate, dict):
             fields = {str(name).strip().lower(): field for name, field in candidate.items()}
+            if len(fields) < len(candidate):  # a mark twice, "reason" and "Reason"
+                fields = dict.fromkeys(fields)
             if any(name in fields for name in (*CRITERIA, OVERALL)):
                 return fields
     return None

@@ -19,7 +19,10 @@ _CJK = "\u3005-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _IN_WORD = rf"[^\W{_CJK}]"
 # Not a part of a word, of LaTeX (`\A`), of an abbreviation ("U.S.") or of a contraction ("I'm").
 _ISOLATED = re.compile(rf"(?<!{_IN_WORD})(?<!\\)(?<!\w[.'’])([A-Za-z])(?!{_IN_WORD}|[.'’]\w)")
-_LATEX_WRAP = re.compile(r"([_^]?)\\(?:text|textbf|mathrm|mathbf|boxed|fbox)\s*\{([^{}]*)\}")
+_LATEX_WRAP = re.compile(
+    r"([_^]?)\\(?:text(?:bf|it|tt|sf|rm|sc)?|emph|math(?:rm|bf|it|tt|sf)|boxed|fbox)\s*\{([^{}]*)\}"
+)
+INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]")  # within words too
 _EMPHASIS = re.compile(r"(?<!\w)_{1,2}([^\W_]+)_{1,2}(?!\w)")  # __B__
 _NAMED = re.compile(r"\b(?:option|choice|letter)\s+[(\[{]?$", re.IGNORECASE)
 _ANSWERED = re.compile(r"\banswer\s+$", re.IGNORECASE)
@@ -136,8 +139,8 @@ def in_order_of_last(mentioned: Sequence[Mention]) -> list[Mention]:
 
 def plain(text: str) -> str:
     """Normalise an option's text for comparison: lower case, no outer punctuation, single spaces."""
-    text = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-    return text.strip(" .,:;!?\"'`()[]{}*")
+    text = " ".join(INVISIBLE.sub("", unicodedata.normalize("NFKC", text)).casefold().replace("−", "-").split())
+    return text.strip(" .,:;!?\"'`()[]{}*“”„‘’«»「」。")
 
 
 def _is_mention(match: re.Match[str], text: str, letters: Sequence[str], options: Mapping[str, str]) -> bool:

@@ -129,14 +129,14 @@ def text_form(text: str) -> str:
 
 def trivia_form(text: str) -> str:
     """Normalise as TriviaQA: lower case, no punctuation, no articles (unless nothing else is left), single spaces."""
-    text = unicodedata.normalize("NFKC", text).casefold()
+    text = unicodedata.normalize("NFKC", choices.INVISIBLE.sub("", text)).casefold()
     text = "".join(" " if c in _PUNCTUATION else c for c in text)
     words = text.split()
     return " ".join([word for word in words if word not in ("a", "an", "the")] or words)
 
 
 _SEPARATORS = re.compile(r"[,;/]|\bor\b|\band\b")
-_PUNCTUATION = set(string.punctuation) | set("‘’“”´`–—…")
+_PUNCTUATION = set(string.punctuation) | set("‘’“”„´`–—…«»「」。、")
 
 
 def _as_share(number: numbers.Number) -> object:

@@ -115,7 +115,18 @@ def test_trivia_form_is_the_benchmarks_own():
 
 @pytest.mark.parametrize(
     ("answer", "strict"),
-    [("ainomma", True), ("Ainomma.", True), ('"ainomma"', True), ("ammonia", False), ("ainomma ammonia", False)],
+    [
+        ("ainomma", True),
+        ("Ainomma.", True),
+        ('"ainomma"', True),
+        ("ammonia", False),
+        ("ainomma ammonia", False),
+        ("“ainomma”", True),
+        ("«ainomma»", True),
+        ("\\boxed{\\texttt{ainomma}}", True),
+        ("aino\u00admma\u200b", True),
+        ("The wrong answer is ainomma", False),
+    ],
 )
 def test_text_answers_are_compared_whole(reply, answer, strict):
     assert grade_text(reply(answer), "ainomma").strict is strict
