@@ -5,6 +5,7 @@ process with the same id. If the server listens on another address than loopback
 generated and stored in a file that only its owner can read.
 """
 
+import hashlib
 import json
 import os
 import secrets
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,15 +25,14 @@ import psutil
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json, write_json
 from nautile.common.processes import is_loopback, listen, module_command, url_host
-from nautile.configs.operation import OPERATED
+from nautile.configs.load import load
 from nautile.flows.operate import prefect_server
 from nautile.flows.operate.prefect_calls import call
 from nautile.flows.operate.prefect_faults import database_fault, last_error, setting_fault
 from nautile.store.artifacts import Store
 from nautile.tasks.engine import prefect_page
+from nautile.tasks.engine.failure import slug
 
-# One per stage, and those of the pipeline, the evaluation and the regression.
-DEPLOYMENTS = len(OPERATED) + 3
 STARTUP_S = 180.0
 STOP_S = 15.0  # then what is left of its processes is killed
 _HOST = "127.0.0.1"
@@ -108,7 +109,9 @@ def up(
         _Launch(
             "server", start_server, server, api, lambda service: prefect_server.healthy(service.url, timeout_s=5.0)
         ),
-        _Launch("deployments", deploy_command, deploy_variables, api, _is_deployed),
+        _Launch(
+            "deployments", deploy_command, deploy_variables, api, partial(_is_deployed, declaration(load(config).name))
+        ),
         _Launch("dashboard", dashboard_command, api_variable, page, _dashboard_answers),
     ]
     for launch in launches:
@@ -275,11 +278,17 @@ def _dashboard_answers(service: Service) -> bool:
         return False
 
 
-def _is_deployed(service: Service) -> bool:
-    """Whether this process has registered all deployments; those of an earlier process do not count."""
+def declaration(config: str) -> str:
+    """The name of the server's variable about a configuration, which `nautile deploy` writes last as it starts."""
+    # With a digest: the server takes few characters, and names may differ in the others alone.
+    return f"nautile_declared_{slug(config).replace('-', '_')}_{hashlib.sha256(config.encode()).hexdigest()[:8]}"
+
+
+def _is_deployed(variable: str, service: Service) -> bool:
+    """Whether this process has registered all deployments; what an earlier process has declared does not count."""
     try:
-        entries = call("POST", service.url, "/deployments/filter", json={}, timeout=5.0).raise_for_status().json()
+        response = call("GET", service.url, f"/variables/name/{variable}", timeout=5.0)
+        declared = response.raise_for_status().json()["updated"]
     except httpx.HTTPError:
         return False
-    recent = sum(datetime.fromisoformat(entry["updated"]).timestamp() >= service.born for entry in entries)
-    return recent >= DEPLOYMENTS
+    return datetime.fromisoformat(declared).timestamp() >= service.born

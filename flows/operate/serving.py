@@ -39,9 +39,9 @@ from prefect.runner import Runner
 from prefect.runner._scheduled_run_poller import ScheduledRunPoller
 from prefect.states import Cancelled
 
+from nautile.flows.operate import services
 from nautile.flows.operate.reconcile import settle_runs
 from nautile.store.mirror import open_store
-from nautile.tasks.engine.failure import slug
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Declared:
     """What was declared last on a server for a configuration: the limits, and the schedules by flow."""
 
     def __init__(self, config: str) -> None:
-        self._name = f"nautile_declared_{slug(config).replace('-', '_')}"
+        self._name = services.declaration(config)
         self._known = False
         self.limits: dict[str, int] = {}
         self.schedules: dict[str, list[Any]] = {}

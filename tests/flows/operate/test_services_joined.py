@@ -3,6 +3,7 @@
 import base64
 import os
 import stat
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -131,3 +132,25 @@ def test_deployments_that_are_started_again_link_to_the_dashboard_that_runs(stor
     record(store, server="http://127.0.0.1:5000/api", dashboard="http://127.0.0.1:9000")
     services.up(store, "local", 4200, 8501, lambda line: None)
     assert started["deployments"][prefect_page.DASHBOARD_URL] == "http://127.0.0.1:9000"
+
+
+class Declaring(FakeServer):
+    """A server that has been told at the time `at` what a configuration declares; None: it has not."""
+
+    at: str | None = None
+    paths: ClassVar[list[str]] = []
+
+    def respond(self, request):
+        self.paths.append(request.path)
+        return json_response({"updated": self.at}, 200 if self.at else 404)
+
+
+def test_deployments_are_ready_once_they_have_declared_whatever_sections_the_configuration_has():
+    with Declaring() as server:
+        service = services.Service("deployments", os.getpid(), psutil.Process().create_time(), server.url, "log")
+        ready = []
+        for server.at in (None, "2020-01-01T00:00:00Z", "2090-01-01T00:00:00Z"):
+            ready.append(services._is_deployed(services.declaration("toy"), service))
+    assert ready == [False, False, True]
+    assert set(server.paths) == {f"/variables/name/{services.declaration('toy')}"}
+    assert len({services.declaration(name) for name in ("a-b", "a.b", "実験", "試験")}) == 4
