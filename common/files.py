@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import re
-import socket
 import time
 import tomllib
 import uuid
@@ -28,6 +27,7 @@ from typing import Any, NamedTuple, Protocol
 
 from nautile.common.errors import ConfigError
 from nautile.common.input_files import matching_paths, open_regular
+from nautile.common.processes import machine_start
 
 logger = logging.getLogger(__name__)
 
@@ -164,12 +164,8 @@ def sync_folder(path: Path) -> None:
 
 def folder_identity(folder: Path) -> str:
     """A text that identifies a folder of this machine until its next start; a copy, here or elsewhere, has another."""
-    try:
-        started = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        started = socket.gethostname()
     status = folder.stat()
-    return f"{started} {status.st_dev} {status.st_ino}"
+    return f"{machine_start()} {status.st_dev} {status.st_ino}"
 
 
 def append_durably(path: Path, content: bytes) -> None:

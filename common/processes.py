@@ -218,6 +218,14 @@ def free_port(address: str = "127.0.0.1") -> int:
     raise OSError(errno.EADDRINUSE, f"all ports from {_SERVER_PORTS[0]} to {_SERVER_PORTS[-1]} are in use")
 
 
+def machine_start() -> str:
+    """The id of the last start of this machine; the machine's name where the system has no such id."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
+
+
 def is_loopback(host: str) -> bool:
     """Whether `host`, a name or an address, is a loopback address."""
     try:

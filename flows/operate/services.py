@@ -10,9 +10,10 @@ import json
 import os
 import secrets
 import subprocess
+import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
@@ -21,15 +22,18 @@ from urllib.parse import urlsplit
 
 import httpx
 import psutil
+from pydantic import TypeAdapter, ValidationError
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json, write_json
-from nautile.common.processes import is_loopback, listen, module_command, url_host
+from nautile.common.processes import is_loopback, listen, machine_start, module_command, url_host
 from nautile.configs.load import load
 from nautile.flows.operate import prefect_server
 from nautile.flows.operate.prefect_calls import call
 from nautile.flows.operate.prefect_faults import database_fault, last_error, setting_fault
 from nautile.store.artifacts import Store
+from nautile.store.locks import KeyLock
+from nautile.store.manifest import host
 from nautile.tasks.engine import prefect_page
 from nautile.tasks.engine.failure import slug
 
@@ -40,21 +44,28 @@ _HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Service:
-    """A process that `up` started. `born`: its start time, to distinguish it from a later process with the same id."""
+    """A process that `up` started. `born` and `machine` distinguish it from another process with the same id.
+
+    `born`: its start, as the kernel counts it: the time of day of a start moves with each correction of the clock.
+    `machine`: the start of the machine. `host`: the machine's name.
+    """
 
     name: str
     pid: int
-    born: float
+    born: str
     url: str
     log: str
+    machine: str
+    host: str
+
+    @classmethod
+    def begun(cls, name: str, pid: int, url: str, log: str) -> "Service":
+        """The service that process `pid` of this machine is."""
+        return cls(name, pid, _birth(pid) or "ended", url, log, machine_start(), host())
 
     def alive(self) -> bool:
-        """Whether this process still runs."""
-        try:
-            process = psutil.Process(self.pid)
-            return abs(process.create_time() - self.born) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
+        """Whether this process still runs, as far as this machine can know."""
+        return self.machine == machine_start() and _birth(self.pid) == self.born
 
 
 @dataclass(frozen=True)
@@ -68,22 +79,32 @@ class _Launch:
     ready: Callable[[Service], bool]
 
 
+_SERVICES = TypeAdapter(list[Service])
+
+
 def up(
     store: Store,
     config: str,
     server_port: int,
     dashboard_port: int,
     report: Callable[[str], None],
-    host: str = _HOST,
+    address: str = _HOST,
 ) -> list[Service]:
     """Start the services that do not run, and wait until they answer; `report` receives a line about each.
 
-    `host`: the address that the server listens on. Raises `ConfigError` if a service does not start.
+    `address`: the one that the server listens on. Raises `ConfigError` if a service does not start.
     """
     prefect_server.configure_prefect(store)
+    with _alone(store):
+        return _up(store, config, server_port, dashboard_port, report, address)
+
+
+def _up(
+    store: Store, config: str, server_port: int, dashboard_port: int, report: Callable[[str], None], address: str
+) -> list[Service]:
     known = {service.name: service for service in services(store)}
     running = {name: service for name, service in known.items() if service.alive()}
-    name = url_host(host)
+    name = url_host(address)
     # A server that has died comes back where the services that still run look for it.
     if running and "server" in known and "server" not in running:
         server_port = urlsplit(known["server"].url).port or server_port
@@ -94,14 +115,14 @@ def up(
     api_variable = {"PREFECT_API_URL": api}
     login = None
     if "server" not in running:
-        if host in ("0.0.0.0", "::"):
-            raise ConfigError(f"--host {host}: name the address at which other machines reach this machine")
-        listen(host, server_port).close()  # fails at once, where the server would fail after ten seconds
-        if not is_loopback(host):
+        if address in ("0.0.0.0", "::"):
+            raise ConfigError(f"--host {address}: name the address at which other machines reach this machine")
+        listen(address, server_port).close()  # fails at once, where the server would fail after ten seconds
+        if not is_loopback(address):
             login = os.environ["PREFECT_API_AUTH_STRING"] = _login(store, api)
     use_login(store)
     start_server = module_command("nautile.flows.operate.prefect_server", str(server_port))
-    server = prefect_server.server_settings(host, server_port, login)
+    server = prefect_server.server_settings(address, server_port, login)
     deploy_command, deploy_variables = [*nautile, "deploy", config], api_variable | {prefect_page.DASHBOARD_URL: page}
     dashboard_command = [*nautile, "dashboard", "--port", str(dashboard_port)]
     # In this order: the deployments register with the server, and the dashboard links to it.
@@ -129,6 +150,27 @@ def up(
         write_json(_record(store), {"services": entries})
         _wait(service, launch.ready, earlier)
     return [running[launch.name] for launch in launches]
+
+
+@contextmanager
+def _alone(store: Store) -> Iterator[None]:
+    """Context of a change of the services: no other one of this store changes them meanwhile.
+
+    Raises `ConfigError` if one does, or if they are those of another machine, of which nothing is known here.
+    """
+    lock = KeyLock(store.root / "locks" / "services.lock")
+    if not lock.try_acquire():
+        raise ConfigError(f"another `nautile up` or `nautile down` of {store.root} is at work: wait until it has ended")
+    try:
+        for service in services(store):
+            if service.machine != machine_start() and service.host != host():
+                raise ConfigError(
+                    f"the services of {store.root} are those of the machine {service.host}: `nautile down` there ends "
+                    f"them; if that machine is gone, remove {_record(store)}"
+                )
+        yield
+    finally:
+        lock.remove()
 
 
 def use_login(store: Store) -> Path | None:
@@ -159,8 +201,19 @@ def join_server(store: Store) -> str | None:
 
 
 def services(store: Store) -> list[Service]:
-    """The services that `up` has started and `down` has not ended, running or not."""
-    return [Service(**fields) for fields in (read_json(_record(store)) or {}).get("services", [])]
+    """The services that `up` has started and `down` has not ended, running or not.
+
+    Raises `ConfigError` if their record is not of this version's form.
+    """
+    path = _record(store)
+    if not path.exists():
+        return []
+    try:
+        return _SERVICES.validate_python(read_json(path)["services"])  # type: ignore[index]  # caught below
+    except (ValidationError, LookupError, TypeError):
+        raise ConfigError(
+            f"{path} cannot be read by this version: end the processes that it names, and remove it"
+        ) from None
 
 
 def url_of(store: Store, name: str) -> str | None:
@@ -173,6 +226,13 @@ def down(store: Store, report: Callable[[str], None] = lambda run: None) -> list
 
     `report` receives the id of each run that is stopped with them.
     """
+    if not _record(store).exists():
+        return []
+    with _alone(store):
+        return _down(store, report)
+
+
+def _down(store: Store, report: Callable[[str], None]) -> list[Service]:
     ended = []
     # The reverse of the start: the deployments still report their last states to the server.
     for service in reversed(services(store)):
@@ -215,7 +275,7 @@ def _start(store: Store, launch: _Launch, log: Path) -> Service:
             stderr=output,
             start_new_session=True,
         )
-    return Service(launch.name, process.pid, psutil.Process(process.pid).create_time(), launch.url, str(log))
+    return Service.begun(launch.name, process.pid, launch.url, str(log))
 
 
 def _wait(service: Service, ready: Callable[[Service], bool], earlier: int) -> None:
@@ -260,11 +320,29 @@ def _end(service: Service) -> None:
         processes = [psutil.Process(service.pid), *psutil.Process(service.pid).children(recursive=True)]
     except psutil.NoSuchProcess:
         return
-    processes[0].terminate()
+    try:
+        processes[0].terminate()
+    except psutil.AccessDenied:
+        raise ConfigError(
+            f"{service.name} (process {service.pid}) is another user's, who alone can end it with `nautile down`"
+        ) from None
     _, alive = psutil.wait_procs(processes, timeout=STOP_S)
     for process in alive:
         process.kill()
     psutil.wait_procs(alive, timeout=STOP_S)
+
+
+def _birth(pid: int) -> str | None:
+    """When process `pid` has begun, as text; None if there is none, or only its exit status is left."""
+    try:
+        if sys.platform == "linux":
+            # In ticks since the machine's start. The name of the program, in brackets, may hold anything.
+            state, *fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+            return None if state == b"Z" else fields[18].decode()
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
+    except (OSError, psutil.NoSuchProcess):
+        return None
 
 
 def _record(store: Store) -> Path:
@@ -289,6 +367,6 @@ def _is_deployed(variable: str, service: Service) -> bool:
     try:
         response = call("GET", service.url, f"/variables/name/{variable}", timeout=5.0)
         declared = response.raise_for_status().json()["updated"]
-    except httpx.HTTPError:
+        return datetime.fromisoformat(declared).timestamp() >= psutil.Process(service.pid).create_time()
+    except (httpx.HTTPError, psutil.NoSuchProcess):
         return False
-    return datetime.fromisoformat(declared).timestamp() >= service.born

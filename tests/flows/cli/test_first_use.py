@@ -9,7 +9,6 @@ import json
 import os
 from io import StringIO
 
-import psutil
 import pytest
 from pydantic import TypeAdapter
 from rich.console import Console
@@ -196,7 +195,7 @@ def test_b14_runs_say_what_they_changed(store, toy):
 
 def test_b12_up_prints_how_its_server_is_joined(store, monkeypatch, command_line):
     monkeypatch.setenv("NAUTILE_STORE", str(store.root))
-    service = Service("server", os.getpid(), psutil.Process().create_time(), "http://127.0.0.1:4299/api", "server.log")
+    service = Service.begun("server", os.getpid(), "http://127.0.0.1:4299/api", "server.log")
     monkeypatch.setattr("nautile.flows.operate.services.up", lambda *_: [service])
     monkeypatch.setattr("nautile.flows.operate.services.url_of", lambda store, name: service.url)
     monkeypatch.setattr("nautile.flows.operate.reconcile.reconcile_if_possible", lambda store: [])

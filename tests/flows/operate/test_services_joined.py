@@ -3,6 +3,8 @@
 import base64
 import os
 import stat
+import sys
+from dataclasses import asdict
 from typing import ClassVar
 
 import psutil
@@ -13,6 +15,7 @@ from nautile.common.files import read_json, write_json
 from nautile.common.processes import is_loopback
 from nautile.flows.operate import services
 from nautile.flows.operate.prefect_calls import call
+from nautile.store.locks import KeyLock
 from nautile.tasks.engine import prefect_page
 from tests.support.servers.http_server import FakeServer, json_response
 
@@ -31,8 +34,7 @@ def login(store, monkeypatch):
 
 def record(store, **urls):
     """Record services that run, as an earlier `up` does; their process is this one."""
-    born = psutil.Process().create_time()
-    entries = [{"name": name, "pid": os.getpid(), "born": born, "url": url, "log": "log"} for name, url in urls.items()]
+    entries = [asdict(services.Service.begun(name, os.getpid(), url, "log")) for name, url in urls.items()]
     write_json(store.root / "services.json", {"services": entries})
 
 
@@ -101,7 +103,7 @@ def started(store, monkeypatch):
 
     def start(store, launch, log):
         environments[launch.name] = launch.environment
-        return services.Service(launch.name, os.getpid(), psutil.Process().create_time(), launch.url, str(log))
+        return services.Service.begun(launch.name, os.getpid(), launch.url, str(log))
 
     monkeypatch.setattr(services.prefect_server, "configure_prefect", lambda store: None)
     monkeypatch.setattr(services, "_start", start)
@@ -119,7 +121,7 @@ def test_services_that_are_started_again_use_the_server_that_runs(store, started
 def test_a_server_that_died_is_started_where_the_others_look_for_it(store, started):
     record(store, server="http://127.0.0.1:5987/api", deployments="http://127.0.0.1:5987/api")
     entries = read_json(store.root / "services.json")
-    entries["services"][0]["born"] -= 100.0  # another process has its id now
+    entries["services"][0]["born"] += "0"  # another process has its id now
     write_json(store.root / "services.json", entries)
     services.up(store, "local", 4200, 8501, lambda line: None)
     assert set(started) == {"server", "dashboard"}
@@ -147,10 +149,82 @@ class Declaring(FakeServer):
 
 def test_deployments_are_ready_once_they_have_declared_whatever_sections_the_configuration_has():
     with Declaring() as server:
-        service = services.Service("deployments", os.getpid(), psutil.Process().create_time(), server.url, "log")
+        service = services.Service.begun("deployments", os.getpid(), server.url, "log")
         ready = []
         for server.at in (None, "2020-01-01T00:00:00Z", "2090-01-01T00:00:00Z"):
             ready.append(services._is_deployed(services.declaration("toy"), service))
     assert ready == [False, False, True]
     assert set(server.paths) == {f"/variables/name/{services.declaration('toy')}"}
     assert len({services.declaration(name) for name in ("a-b", "a.b", "実験", "試験")}) == 4
+
+
+def test_services_are_known_after_the_clock_was_set(store, monkeypatch):
+    """The start of a process in time of day is counted from one of the machine that each correction moves."""
+    record(store, server=API)
+    monkeypatch.setattr(psutil._pslinux if sys.platform == "linux" else psutil, "boot_time", lambda: 5.0)
+    assert services.url_of(store, "server") == API
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("born", "0"),  # the id of a process that ended is used again
+        ("machine", "an earlier start"),
+        ("pid", 2**30),
+        ("pid", os.getppid()),
+    ],
+)
+def test_a_process_that_has_the_id_of_a_service_is_none(store, field, value):
+    record(store, server=API)
+    changed(store, field, value)
+    assert services.url_of(store, "server") is None
+    assert services.down(store) == []
+
+
+def changed(store, field, value):
+    """Change a field of the recorded service."""
+    entries = read_json(store.root / "services.json")
+    entries["services"][0][field] = value
+    write_json(store.root / "services.json", entries)
+
+
+def test_the_services_of_another_machine_are_neither_ended_nor_started_again(store, started):
+    record(store, server=API)
+    changed(store, "machine", "another")
+    changed(store, "host", "gpu-box")
+    for change in (services.down, lambda store: services.up(store, "local", 4200, 8501, lambda _: None)):
+        with pytest.raises(ConfigError, match="those of the machine gpu-box: `nautile down` there"):
+            change(store)
+    assert (store.root / "services.json").exists()
+    assert not started
+
+
+def test_services_are_changed_by_one_command_at_a_time(store, started):
+    record(store, server=API)
+    with KeyLock(store.root / "locks" / "services.lock"):
+        for change in (services.down, lambda store: services.up(store, "local", 4200, 8501, lambda _: None)):
+            with pytest.raises(ConfigError, match="is at work"):
+                change(store)
+    assert not started
+
+
+@pytest.mark.parametrize("record", ["{", "[]", '{"services": 3}', '{"services": [{"name": "server", "pid": "x"}]}'])
+def test_a_record_of_services_of_another_form_is_refused_and_kept(store, record):
+    (store.root / "services.json").write_text(record)
+    for command in (services.down, services.services):
+        with pytest.raises(ConfigError, match="end the processes that it names"):
+            command(store)
+    assert (store.root / "services.json").read_text() == record
+
+
+def test_a_service_of_another_user_is_not_ended_with_a_stack_trace(store, monkeypatch):
+    record(store, server=API)
+    monkeypatch.setattr(psutil.Process, "children", lambda process, recursive: [])
+    monkeypatch.setattr(psutil.Process, "terminate", lambda process: raise_(psutil.AccessDenied(process.pid)))
+    with pytest.raises(ConfigError, match="another user's"):
+        services.down(store)
+    assert services.url_of(store, "server") == API
+
+
+def raise_(error):
+    raise error
