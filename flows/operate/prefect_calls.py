@@ -25,7 +25,8 @@ _CLIENT_ID = str(uuid4())  # a CSRF token is valid only for the client that requ
 def call(method: str, api: str, path: str, **options: Any) -> "httpx.Response":
     """Send a request and return the response; retried while the server answers 503, as when its database is locked.
 
-    `api` ends in /api. The login is PREFECT_API_AUTH_STRING (user:password), if set. Raises `httpx.HTTPError`.
+    `api` ends in /api. The login is PREFECT_API_AUTH_STRING (user:password), if set. Raises `httpx.HTTPError`, also for
+    an address that is none.
     """
     import httpx
 
@@ -41,7 +42,10 @@ def call(method: str, api: str, path: str, **options: Any) -> "httpx.Response":
                 response = client.request(method, path, headers=headers, **options)
         return response.raise_for_status() if response.status_code == httpx.codes.SERVICE_UNAVAILABLE else response
 
-    return retry(send, LOCKED, should_retry=lambda error: isinstance(error, httpx.HTTPStatusError))
+    try:
+        return retry(send, LOCKED, should_retry=lambda error: isinstance(error, httpx.HTTPStatusError))
+    except (httpx.InvalidURL, ValueError) as error:
+        raise httpx.UnsupportedProtocol(f"{type(error).__name__}: {error}") from None
 
 
 def ask_server(api: str, run: str, action: str, body: dict[str, Any], refused: str, timeout_s: float) -> None:

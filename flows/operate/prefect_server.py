@@ -10,13 +10,13 @@ its migrations on two cores).
 
 import asyncio
 import fcntl
+import http.client
 import logging
 import os
 import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -279,7 +279,11 @@ def healthy(url: str, timeout_s: float) -> bool:
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=timeout_s) as reply:
             return reply.status == 200
-    except (urllib.error.URLError, OSError, ValueError):
+    except (
+        OSError,
+        ValueError,
+        http.client.HTTPException,
+    ):  # the last: another program answers, or the address is none
         return False
 
 

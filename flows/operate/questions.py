@@ -6,6 +6,7 @@ this module imports no Prefect, and its HTTP client only when a run waits.
 
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -45,6 +46,12 @@ class WaitingNote(BaseModel):
         utc_time(since)
         return since
 
+    @field_validator("api")
+    @classmethod
+    def _api_is_an_address(cls, api: str | None) -> str | None:
+        _ = urlsplit(api or "").port  # raises for what is none
+        return api
+
 
 def waiting(store: Store) -> list[dict[str, Any]]:
     """The notes of the waiting runs, oldest first: run, label, message, since, api (the server's address).
@@ -58,7 +65,8 @@ def waiting(store: Store) -> list[dict[str, Any]]:
             if _still_waits(store, note):
                 notes.append(note)
             else:  # nobody else removes it: a suspended run has no process, and that of a waiting one was killed
-                path.unlink(missing_ok=True)
+                with suppress(OSError):  # a store that this user may only read
+                    path.unlink()
     return sorted(notes, key=lambda note: note["since"])
 
 

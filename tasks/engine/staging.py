@@ -9,12 +9,15 @@ it as well.
     fan_outs/  scratch/  output/<kind>/  facts/<kind>.json  digests/<kind>.json
 """
 
+import logging
 import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, Field, ValidationError
 
 from nautile.common.files import read_json, write_json
 from nautile.store.artifacts import Artifact, Store
@@ -23,14 +26,53 @@ from nautile.store.staging_mirror import PUBLICATION
 from nautile.tasks.engine.child_process import ChildFiles
 from nautile.tasks.engine.stage import RunContext
 
+logger = logging.getLogger(__name__)
+
 LATE_S = 60.0  # a retry note is stale so long after the time at which the attempt was due
 
 
-class PublishedAs(NamedTuple):
-    """The id and the fence under which all outputs of an execution are published."""
+_Execution = Annotated[str, Field(pattern=r"^[0-9a-f]{32}(-[0-9]+)?$")]  # also a part of file names
 
-    execution: str
+
+class _Form(BaseModel):
+    """The form of a file in a staging folder."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """None if the file is missing, or of another form, as that of another version is."""
+        content = read_json(path)
+        try:
+            return None if content is None else cls.model_validate(content)
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors(include_input=False)[0]["loc"]))
+            logger.warning("%s is not of this version's form (%s): its work is done again", path, where)
+            return None
+
+
+class PublishedAs(_Form):
+    """`publication.json`: the id and the fence under which all outputs of an execution are published."""
+
+    execution: _Execution
     fence: int
+
+
+class _Record(_Form):
+    """`execution.json`, which may come from another machine."""
+
+    execution: _Execution
+    attempt: int
+    forced: bool
+    inputs: dict[str, str]
+    began: float
+    fence: int
+    run: dict[str, Any] | None
+
+
+class _Done(_Form):
+    """`done.json`."""
+
+    outputs: list[str]
+    environment: dict[str, Any] = {}
 
 
 @dataclass
@@ -59,8 +101,8 @@ class Staging:
 
     def done(self) -> list[str] | None:
         """The kinds that the finished work wrote; None while it is not finished."""
-        record = read_json(self.path / "done.json")
-        return record["outputs"] if isinstance(record, dict) else None
+        record = _Done.read(self.path / "done.json")
+        return record.outputs if record else None
 
     def mark_unfinished(self) -> None:
         """Have the next attempt work again instead of publishing what is here."""
@@ -69,18 +111,18 @@ class Staging:
 
     def publication(self, fence: int) -> PublishedAs:
         """The id of the artifacts, of which an earlier attempt may have published some; `fence`: of the lease."""
-        record = read_json(self.path / PUBLICATION)
-        if isinstance(record, dict):
-            return PublishedAs(record["execution"], record["fence"])
+        if record := PublishedAs.read(self.path / PUBLICATION):
+            return record
         execution = self.execution if fence == self.fence else execution_after_takeover(self.execution, fence)
         # Before the first rename, and not sent to the remote: another machine that takes the work over publishes all.
-        write_json(self.path / PUBLICATION, {"execution": execution, "fence": fence})
-        return PublishedAs(execution, fence)
+        published = PublishedAs(execution=execution, fence=fence)
+        write_json(self.path / PUBLICATION, published.model_dump())
+        return published
 
     def facts(self, kind: str) -> dict[str, Any]:
         """The facts that `Job.describe` recorded, and the environment in which the work was done."""
-        record = read_json(self.path / "done.json") or {}
-        environment = {"environment": record["environment"]} if "environment" in record else {}
+        record = _Done.read(self.path / "done.json")
+        environment = {"environment": record.environment} if record and record.environment else {}
         return (read_json(self.path / "facts" / f"{kind}.json") or {}) | environment
 
     def digests(self, kind: str) -> dict[str, str]:
@@ -111,11 +153,11 @@ def open_staging(store: Store, key: str, inputs: dict[str, Artifact], *, force: 
     """
     folder = store.staging(key)
     digests = {name: artifact.manifest["digest"] for name, artifact in inputs.items()}
-    record = read_json(folder / "execution.json")
+    record = _Record.read(folder / "execution.json")
     # Continue only with the same inputs, and never reuse work that was not forced in a forced run.
-    if isinstance(record, dict) and record["inputs"] == digests and (record["forced"] or not force):
-        attempt, forced, began, fence = record["attempt"] + 1, record["forced"], record["began"], record["fence"]
-        staging = Staging(folder, record["execution"], attempt, forced, digests, began, fence, record["run"])
+    if record is not None and record.inputs == digests and (record.forced or not force):
+        attempt, began = record.attempt + 1, record.began
+        staging = Staging(folder, record.execution, attempt, record.forced, digests, began, record.fence, record.run)
     else:
         if any(folder.iterdir()):
             store.discard(folder)
@@ -153,7 +195,7 @@ def note_failure(folder: Path, context: RunContext, reason: str) -> None:
 def note_giving_up(folder: Path, context: RunContext) -> None:
     """Mark the recorded failure as final, if it is this run's own."""
     note = read_json(folder / "failure.json")
-    if isinstance(note, dict) and note["run"] == context.run_id:
+    if isinstance(note, dict) and note.get("run") == context.run_id:
         with suppress(OSError):
             write_json(folder / "failure.json", note | {"final": True})
 

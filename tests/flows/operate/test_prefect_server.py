@@ -2,8 +2,10 @@
 
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from importlib import metadata
 from pathlib import Path
@@ -177,10 +179,27 @@ def test_an_address_that_is_no_server_of_ours_is_refused_before_a_run(monkeypatc
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("url", ["no address", "http://", "http://127.0.0.1:{port}/api", "http://[::1/api"])
+@pytest.mark.parametrize(
+    "url", ["no address", "http://", "http://127.0.0.1:{port}/api", "http://[::1/api", "http://h:x/api"]
+)
 def test_an_address_that_nothing_answers_at_is_named(url):
     url = url.format(port=free_port())
     assert f"{url} does not answer" in api_fault(url)
+    assert not prefect_env.healthy(url, timeout_s=5.0)
+
+
+def test_a_program_that_is_no_web_server_is_no_server_of_prefects():
+    """As one that has taken the port of a server that ended."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet():
+            with listener.accept()[0] as connection:
+                connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        assert not prefect_env.healthy(f"http://127.0.0.1:{listener.getsockname()[1]}/api", timeout_s=5.0)
+        thread.join()
 
 
 @pytest.mark.parametrize(

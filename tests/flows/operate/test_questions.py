@@ -1,12 +1,15 @@
 """The notes of waiting runs, which any host of a store may have written."""
 
+import errno
 import json
+from pathlib import Path
 
 import pytest
 
 from nautile.common.files import write_json
 from nautile.flows.operate.questions import waiting
 from nautile.store.artifacts import QUESTIONS
+from nautile.store.manifest import host
 from nautile.tasks.engine.staging import failure_in_sweep, read_retry_note
 from tests.support.samples.stage_store import key_of
 
@@ -37,7 +40,7 @@ def write(store, name, note):
         *(NOTE | {"since": value} for value in (5, "yesterday", "9999-12-31T23:59:59+00:00")),
         NOTE | {"pid": "many"},
         NOTE | {"message": ["a"]},
-        NOTE | {"api": 4200},
+        *(NOTE | {"api": api} for api in (4200, "http://[::1", "http://127.0.0.1:abc/api")),
     ],
     ids=str,
 )
@@ -52,6 +55,16 @@ def test_what_a_later_version_adds_is_kept_and_a_label_is_one_line(store):
     write(store, "r1", NOTE | {"label": "align\nreason: done", "more": [1]})
     (note,) = waiting(store)
     assert (note["more"], note["label"]) == ([1], "align\ufffdreason: done")
+
+
+def test_a_note_of_the_past_in_a_store_that_is_only_read_is_no_error(store, monkeypatch):
+    write(store, "r1", NOTE | {"host": host(), "pid": 1})
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: raise_(OSError(errno.EROFS, "Read-only file system")))
+    assert waiting(store) == []
+
+
+def raise_(error):
+    raise error
 
 
 @pytest.mark.parametrize("note", [{}, [1], {"note": 3, "at": 1e12}, {"note": "x", "at": "soon"}], ids=str)

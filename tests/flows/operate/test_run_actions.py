@@ -75,6 +75,11 @@ def test_without_its_server_the_command_says_what_is_missing(recorded, monkeypat
         assert (code, "PREFECT_API_URL must name the one" in error) == (2, True)
         code, _, error = command_line("retry", "zzz")
         assert (code, "matches no run" in error) == (2, True)
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:port/api")
+    for command in ("retry", "approve"):
+        code, _, error = command_line(command, RUN)
+        assert (code, "at http://127.0.0.1:port/api" in error) == (2, True)
+    monkeypatch.setenv("PREFECT_API_URL", server.url)
     code, _, error = command_line("retry", RUN)  # the server is gone
     assert (code, f"no Prefect server answers at {server.url}" in error) == (2, True)
 
