@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -87,9 +88,8 @@ def serve(config: RunConfig, argument: str, limit: int | None, runs: int) -> Non
     # The processes of flow runs inherit these. Prefect starts them with `-m`, which would otherwise import from the
     # working directory: see `common.processes.module_command`.
     os.environ |= {WORKER: _served_text(config, argument), SERVED_BY: str(os.getpid()), "PYTHONSAFEPATH": "1"}
-    asyncio.run(
-        _serve(config.name, deployments(config, argument), step_limits(config, limit), runs, config.launch.niceness)
-    )
+    limits = step_limits(config, limit)
+    asyncio.run(_serve(config.name, lambda: deployments(config, argument), limits, runs, config.launch.niceness))
 
 
 def register(config: RunConfig, argument: str, pool_type: str, limit: int | None) -> str:
@@ -212,24 +212,31 @@ class _Runner(Runner):
         raise SystemExit(0)
 
 
-async def _serve(config: str, served: list[RunnerDeployment], limits: dict[str, int], runs: int, niceness: int) -> None:
-    ids: list[UUID] = []
-    async with get_client() as client:
-        declared = await serving.Declared(config).read(client)
-        await prepare(limits, declared.limits)
-        times = await _keep_changes(client, served, declared)
+async def _serve(
+    config: str, served: Callable[[], list[RunnerDeployment]], limits: dict[str, int], runs: int, niceness: int
+) -> None:
     # `pause_on_shutdown=False`: Prefect would switch the schedules off when this process stops, and they would stay off
     # after a restart.
     runner = _Runner(name=f"nautile-{config}", limit=runs, pause_on_shutdown=False)
-    for deployment in served:
-        ids.append(await runner.aadd_deployment(deployment))
+
+    async def declare_all() -> list[UUID]:
+        # In a thread: Prefect makes coroutines of them in one with an event loop.
+        entries = await asyncio.to_thread(served)
+        async with get_client() as client:
+            declared = await serving.Declared(config).read(client)
+            await prepare(limits, declared.limits)
+            times = await _keep_changes(client, entries, declared)
+            ids = [await runner.aadd_deployment(entry) for entry in entries]
+            await declared.write(client, limits, times)
+        return ids
+
+    ids = await declare_all()
     async with get_client() as client:
-        await declared.write(client, limits, times)
         for run in await serving.drop_missed(client, ids):
             log.warning("the scheduled run %s was missed, and is left out", run.name)
     give_way(niceness)  # the flow runs that it starts inherit it
-    log.info("serving %d deployments, at most %d runs at once; steps at work: %s", len(served), runs, limits)
-    tending = asyncio.create_task(serving.tend(runner))
+    log.info("serving %d deployments, at most %d runs at once; steps at work: %s", len(ids), runs, limits)
+    tending = asyncio.create_task(serving.tend(runner, lambda: serving.if_forgotten(config, declare_all)))
     try:
         await runner.start()
     finally:

@@ -7,20 +7,21 @@
   connects again to a server that was restarted.
 - It goes on polling for runs while the server is away: Prefect's loop ends after some minutes of that, and with it the
   process and all runs at work.
+- It declares everything again on a server with a new database, which knows nothing of its deployments.
 - It settles what dead processes leave: runs, their tasks and their slots (`flows.operate.reconcile`).
 """
 
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import httpx
 from prefect._internal.observers import FlowRunCancellingObserver
-from prefect.client.orchestration import PrefectClient
+from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, VariableCreate, VariableUpdate
 from prefect.client.schemas.filters import (
     DeploymentFilter,
@@ -56,15 +57,15 @@ class Declared:
 
     def __init__(self, config: str) -> None:
         self._name = services.declaration(config)
-        self._known = False
+        self.known = False
         self.limits: dict[str, int] = {}
         self.schedules: dict[str, list[Any]] = {}
 
     async def read(self, client: PrefectClient) -> "Declared":
         """Read it from the server's variable; empty if nothing was declared yet."""
         variable = await client.read_variable_by_name(self._name)
+        self.known = variable is not None
         if variable is not None and isinstance(variable.value, dict):
-            self._known = True
             self.limits = dict(variable.value.get("limits", {}))
             self.schedules = dict(variable.value.get("schedules", {}))
         return self
@@ -72,7 +73,7 @@ class Declared:
     async def write(self, client: PrefectClient, limits: Mapping[str, int], schedules: dict[str, list[Any]]) -> None:
         """Record what is declared now."""
         value: Any = {"limits": dict(limits), "schedules": schedules}
-        if self._known:
+        if self.known:
             await client.update_variable(VariableUpdate(name=self._name, value=value))
         else:
             await client.create_variable(VariableCreate(name=self._name, value=value))
@@ -161,8 +162,23 @@ async def drop_missed(client: PrefectClient, deployments: Sequence[UUID]) -> lis
     return dropped
 
 
-async def tend(runner: Runner) -> None:
-    """Look for cancelled runs and for dead processes, until cancelled. An error ends only the look it happens in."""
+async def if_forgotten(config: str, declare_all: Callable[[], Awaitable[object]]) -> None:
+    """Declare everything again if the server knows nothing of it, as one with a new database.
+
+    Its answer to the question which runs are due is "none", for ever, so that no schedule and no form would work.
+    """
+    async with get_client() as client:
+        forgotten = not (await Declared(config).read(client)).known
+    if forgotten:
+        log.warning("the server knows nothing of the deployments of %s, as after a reset: declared again", config)
+        await declare_all()
+
+
+async def tend(runner: Runner, look_after: Callable[[], Awaitable[object]]) -> None:
+    """Look for cancelled runs and for dead processes, until cancelled. An error ends only the look it happens in.
+
+    `look_after` is called each minute, too.
+    """
     looks = 0
     while True:
         await asyncio.sleep(CANCELLED_S)
@@ -174,6 +190,7 @@ async def tend(runner: Runner) -> None:
                     tell_once(runner._cancelling_observer)
             await _find_cancelled(runner)
             if looks % SETTLE_EVERY == 1:  # also at once, after a machine or this process has died
+                await look_after()
                 await asyncio.to_thread(_settle)
         except Exception as error:  # the server is away, or restarts
             log.debug("looking after the runs failed, and is tried again: %s", error)

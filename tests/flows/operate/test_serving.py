@@ -40,6 +40,30 @@ def test_a_server_that_is_away_does_not_end_the_polling():
         asyncio.run(poller._get_scheduled_flow_runs())
 
 
+@pytest.mark.parametrize("value", [None, "of another form", {}, {"limits": {"host": 1}, "schedules": {}}], ids=str)
+def test_a_server_that_was_reset_is_told_of_the_deployments_again(monkeypatch, value):
+    """One with a new database answers that no run is due, whatever is asked of it."""
+
+    class Server:
+        async def __aenter__(self):
+            return self
+
+        async def __aexit__(self, *_):
+            return None
+
+        async def read_variable_by_name(self, name):
+            return None if value is None else SimpleNamespace(value=value)
+
+    declared = []
+
+    async def declare_all():
+        declared.append("all")
+
+    monkeypatch.setattr(serving, "get_client", Server)
+    asyncio.run(serving.if_forgotten("toy", declare_all))
+    assert declared == (["all"] if value is None else [])
+
+
 class CancellingRuns:
     """A client of a server where these runs are to be cancelled."""
 
