@@ -51,6 +51,24 @@ def module_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
+def begin_as_usual() -> None:
+    """Give this process what programs rely on, however it was started: three open streams, and word of ended children.
+
+    A service manager may have closed the streams, and whatever ignores SIGCHLD leaves that to the processes it starts.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # Else the next file that is opened, as the catalog, has this number, and what libraries print goes into it.
+            opened = os.open(os.devnull, os.O_RDWR)  # with the lowest free number, which is this one
+            os.set_inheritable(opened, True)
+        if getattr(sys, name) is None:
+            stream = open(number, "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115  for life
+            setattr(sys, name, stream)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, the exit code of a child is lost
+
+
 def die_with_parent(parent_pid: int) -> None:
     """End this process when process `parent_pid` ends, even if the parent is killed by SIGKILL.
 

@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError, Retryable
-from nautile.common.processes import give_way, loopback_direct, restart_on_huge_pages
+from nautile.common.processes import begin_as_usual, give_way, loopback_direct, restart_on_huge_pages
 from nautile.common.text import controls_escaped, visible
 from nautile.flows.cli.many.sweep import sweep
 from nautile.flows.cli.notes import note
@@ -557,6 +557,9 @@ def script() -> NoReturn:
 
     In the usual teardown DuckDB's binding prints pages about leaks that do not exist.
     """
+    begin_as_usual()
+    if not os.environ.get("COLUMNS", "1").strip("0"):  # of a terminal without a size: Rich would print nothing
+        del os.environ["COLUMNS"]
     # The setting is read when a process starts, so this one starts itself again.
     if sys.argv[1:2] and sys.argv[1] in COMPUTING:
         restart_on_huge_pages()
@@ -578,13 +581,15 @@ def _run_command() -> int:
         os.environ |= loopback_direct(os.environ)
         app()
     except SystemExit as ending:  # raised by Typer, with the code of a usage error or of `typer.Exit`
+        if isinstance(
+            ending.__context__, BrokenPipeError
+        ):  # the reader has closed the output (`nautile sql ... | head`)
+            return 0
         return ending.code if isinstance(ending.code, int) else 0 if ending.code is None else 1
     except (ConfigError, Retryable) as error:
         return _fail(str(error), 2)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        return 0  # the reader of the output has closed it (`nautile sql ... | head`)
     except Exception as error:
         return _fail(*unexpected(error))
     return 0

@@ -62,6 +62,29 @@ def test_a_child_imports_nothing_from_its_working_directory(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+USUAL = """
+import json, os, signal, sys
+from nautile.common.processes import begin_as_usual
+begin_as_usual()
+print("text")
+file = open(sys.argv[1], "w")
+os.write(1, b"of a library"), os.write(2, b"of a library")
+child = os.posix_spawn("/bin/sh", ["sh", "-c", "echo x; exit 3"], {})
+json.dump([file.fileno() > 2, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])], file)
+"""
+
+
+@pytest.mark.parametrize("closed", ["", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_process_begins_as_usual_whatever_started_it(tmp_path, closed):
+    """No file gets the number of a stream, and the exit code of a child is known though SIGCHLD was ignored."""
+    command = f'trap "" CHLD; exec "$0" -P -c "$1" "$2" {closed}'
+    arguments = ["bash", "-c", command, sys.executable, USUAL, str(tmp_path / "file")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(arguments, capture_output=True, timeout=60, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "file").read_text() == "[true, 3]"
+
+
 def test_a_child_ends_when_its_parent_is_killed():
     child = CHILD + "print('ready', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", PARENT, child], stdout=subprocess.PIPE, cwd=ROOT) as parent:

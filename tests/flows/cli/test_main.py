@@ -227,6 +227,22 @@ def test_without_a_store_there_is_nothing_to_clean_up(nautile, tmp_path):
     assert nautile("reconcile", store=tmp_path / "none") == (0, "nothing to clean up\n", "")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("reads", "columns"), [(True, "0"), (False, "80")])
+def test_a_terminal_without_a_size_is_printed_to_and_a_closed_pipe_is_no_failure(tmp_path, reads, columns):
+    own = environment(tmp_path / "store") | {"COLUMNS": columns, "PYTHONUNBUFFERED": "1"}
+    reader, writer = os.pipe()
+    if not reads:
+        os.close(reader)
+    command = [sys.executable, "-P", "-m", "nautile.flows.cli.main", "runs"]
+    ended = subprocess.run(command, env=own, stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    if reads:
+        with open(reader, "rb") as shown:
+            assert b"no run yet" in shown.read()
+
+
 def test_read_commands_create_no_store(nautile, tmp_path):
     for arguments in (["status", str(TOY)], ["artifacts"], ["store", "verify"], ["report"], ["sql", "SELECT 1"]):
         code, _, err = nautile(*arguments, store=tmp_path / "store")
