@@ -122,6 +122,10 @@ NEWEST = "newest"
 _CRON_FIELD = re.compile(r"[0-9A-Za-z*/,#?-]+")
 
 
+# Eleven years: a time of day that is much later than that cannot be computed.
+_Hours = Annotated[float, Field(gt=0, le=100_000)]
+
+
 class StageOperation(Section):
     """Approval by a person, tolerance of outages, and CPU priority of a stage.
 
@@ -130,8 +134,8 @@ class StageOperation(Section):
 
     approve: bool = False  # before the stage begins
     at_budget: Literal["go_on", "pause"] = "go_on"  # "pause": ask for approval when the budget runs out too early
-    hours: PositiveFloat = 72.0  # without an approval within this time the run fails
-    outage_hours: PositiveFloat = 24.0  # how long to retry while an endpoint, the Hub or the remote store is down
+    hours: _Hours = 72.0  # without an approval within this time the run fails
+    outage_hours: _Hours = 24.0  # how long to retry while an endpoint, the Hub or the remote store is down
     niceness: int = Field(default=0, ge=0, le=19)  # of its processes; 19 leaves the cores to concurrent stages
 
     @property

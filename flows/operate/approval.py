@@ -29,7 +29,7 @@ import httpx
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.responses import SetStateStatus
-from prefect.exceptions import Pause
+from prefect.exceptions import ObjectNotFound, Pause
 from prefect.input import RunInput, keyset_from_paused_state
 from prefect.runtime import deployment
 from prefect.settings import get_current_settings
@@ -196,7 +196,7 @@ def ask(
             end_of_heartbeats(run_id)
             raise Pause(state=answer.state)
         try:
-            _await_answer(client, UUID(run_id), label, patience)
+            _await_answer(client, UUID(run_id), slug(key), label, patience)
         finally:
             note.unlink(missing_ok=True)
 
@@ -226,12 +226,21 @@ def _is_allowed(store: Store, execution: str) -> bool:
         return False
 
 
-def _await_answer(client: SyncPrefectClient, run_id: UUID, label: str, patience: timedelta) -> None:
-    """Poll the state of the paused run until it runs again. Raises `ConfigError` if it ends instead."""
+def _await_answer(client: SyncPrefectClient, run_id: UUID, key: str, label: str, patience: timedelta) -> None:
+    """Poll the state of the paused run until question `key` is answered. Raises `ConfigError` if the run ends instead.
+
+    A run that runs again may also have ended and been retried since the last look.
+    """
     while True:
         time.sleep(POLL_S)
         try:
             state = client.read_flow_run(run_id).state
+            approved = state and state.is_running() and was_approved(client.read_flow_run_states(run_id), key)
+        except ObjectNotFound:
+            raise ConfigError(
+                f"{label}: the server knows nothing of the run any more, as after a reset, so nobody can answer: start "
+                "it again"
+            ) from None
         except httpx.HTTPError as error:
             # The server may restart while somebody thinks about the question; only an answer, or the server's own time
             # limit, ends the wait.
@@ -239,14 +248,14 @@ def _await_answer(client: SyncPrefectClient, run_id: UUID, label: str, patience:
             continue
         if state is None or state.is_paused():
             continue
-        if state.is_running():
+        if approved:
             logger.info("approved: %s", label)
             return
         if state.is_failed():
             hours = f"{patience.total_seconds() / 3600:g}"
             stage = label.partition(":")[0]
             raise ConfigError(f"{label}: nobody answered within {hours} h (operation.{stage}.hours)")
-        ended = (state.name or state.type.value).lower()
+        ended = "started again" if state.is_running() else (state.name or state.type.value).lower()
         raise ConfigError(f"{label}: the run was {ended} while it waited for an answer")
 
 

@@ -1,7 +1,9 @@
 """`[operation]` and `[schedule]` are refused where they mean nothing."""
 
+import math
 import re
 import textwrap
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,15 @@ def test_an_invalid_schedule_is_refused(fields, message):
 def test_the_address_of_a_webhook_is_no_name_of_a_variable():
     with pytest.raises(ValidationError, match="match pattern"):
         OperationConfig.model_validate({"notify": "https://hooks.example/secret"})
+
+
+@pytest.mark.parametrize("field", ["hours", "outage_hours"])
+@pytest.mark.parametrize("hours", [0, -1, 1e9, 1e300, math.inf, math.nan])
+def test_hours_whose_end_is_no_date_are_refused(field, hours):
+    """Else the run would end with an exception at the question, after days of work."""
+    with pytest.raises(ValidationError, match=field):
+        OperationConfig.model_validate({"pretrain": {field: hours}})
+    assert datetime.now() + OperationConfig.model_validate({"pretrain": {"hours": 1e5}}).pretrain.patience
 
 
 def test_an_operation_of_an_unknown_stage_is_refused():

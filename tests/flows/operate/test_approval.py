@@ -8,7 +8,10 @@ import os
 import re
 import threading
 import time
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from unittest.mock import Mock
 from uuid import uuid4
 
 import httpx
@@ -16,6 +19,7 @@ import prefect.states
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Running
 
@@ -210,6 +214,34 @@ def test_only_resume_is_a_yes(states, approved):
     made = history(*states)
     assert was_approved(made, "approve-index") is approved
     assert was_approved(made[::-1], "approve-index") is approved
+
+
+PAUSED = ("Paused", "approve-index")
+
+
+@pytest.mark.parametrize(
+    ("states", "message"),
+    [
+        ((*START, PAUSED, "Running"), None),
+        ((*START, PAUSED, "Crashed", "AwaitingRetry", "Pending", "Running"), "was started again while it waited"),
+        ((*START, PAUSED, "Cancelling", "Cancelled", "Scheduled", "Running"), "was started again while it waited"),
+        ((*START, PAUSED, "Cancelling"), "was cancelling while it waited"),
+        ((*START, PAUSED, "Failed"), "nobody answered within 72 h"),
+        ((), "knows nothing of the run any more"),
+    ],
+    ids=str,
+)
+def test_a_run_that_waits_in_its_process_hears_only_its_own_answer(monkeypatch, states, message):
+    """Between two looks at the server a run may end and be retried, or the server get a new database."""
+    client = Mock()
+    client.read_flow_run_states.return_value = history(*states)
+    answers = [httpx.ConnectError("away"), SimpleNamespace(state=history(PAUSED)[0])]
+    answers += [SimpleNamespace(state=history(*states)[-1])] if states else [ObjectNotFound(Exception())]
+    client.read_flow_run.side_effect = answers
+    monkeypatch.setattr(approval, "POLL_S", 0.0)
+    with nullcontext() if message is None else pytest.raises(ConfigError, match=message):
+        approval._await_answer(client, uuid4(), "approve-index", "index", timedelta(hours=72))
+    assert client.read_flow_run.call_count == 3
 
 
 def test_no_other_state_that_prefect_knows_opens_the_gate():
