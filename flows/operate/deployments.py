@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
+from prefect._vendor.croniter import CroniterBadDateError, croniter
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy, WorkPool
 from prefect.client.schemas.schedules import CronSchedule
@@ -69,9 +70,13 @@ def schedules(config: RunConfig) -> list[CronSchedule]:
     if not config.schedule.cron:
         return []
     try:
-        return [CronSchedule(cron=config.schedule.cron, timezone=config.schedule.timezone)]
+        schedule = CronSchedule(cron=config.schedule.cron, timezone=config.schedule.timezone)
+        croniter(schedule.cron).get_next()
     except ValidationError as error:
         raise ConfigError(f"schedule.cron: {config.schedule.cron!r}: {error.errors()[0]['msg']}") from None
+    except CroniterBadDateError:  # as the 30th of February
+        raise ConfigError(f"schedule.cron: {config.schedule.cron!r} is on no date that there is") from None
+    return [schedule]
 
 
 def deployment_name(flow_name: str, config_name: str) -> str:

@@ -5,6 +5,7 @@ import json
 import pytest
 from jsonschema import Draft202012Validator
 
+from nautile.common.errors import ConfigError
 from nautile.configs.operation import OPERATED
 from nautile.flows import stage_flows
 from nautile.flows.nightly.evaluation import evaluation
@@ -68,3 +69,10 @@ def test_the_forms_of_deployments_hold_the_names_of_keys_only(toy, monkeypatch):
     forms = json.dumps([deployment.model_dump(mode="json", exclude={"schedules"}) for deployment in served])
     assert str(TOY) in forms
     assert "sk-planted" not in forms
+
+
+@pytest.mark.parametrize(("cron", "message"), [("0 3 30 2 *", "on no date"), ("61 * * * *", "Invalid cron string")])
+def test_a_schedule_that_never_comes_is_refused(toy, cron, message):
+    never = toy.model_copy(update={"schedule": toy.schedule.model_copy(update={"cron": cron})})
+    with pytest.raises(ConfigError, match=rf"^schedule\.cron: .*{message}"):
+        deployments(never, str(TOY))
