@@ -276,7 +276,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         # A process that was killed has ended some moments before the system has closed its sockets.
         listener = retry(bind, _PORT_IN_USE, should_retry=lambda error: getattr(error, "errno", 0) == errno.EADDRINUSE)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         raise ConfigError(
             f"--host {host} --port {port}: cannot listen there ({error}); choose another address or port"
         ) from None

@@ -371,7 +371,7 @@ def _attempt_state(
         fields["left_s"] = time_left(row["key"], done, total) if time_left else None
         # After a resume, `done` includes work of earlier attempts, so the rate of this attempt is not known.
         if fields["left_s"] is None and done > 0 and row["attempts"] == 1:
-            fields["left_s"] = elapsed * (total - done) / done
+            fields["left_s"] = max(0.0, elapsed * (total - done) / done)  # more may be done than was expected
     return "running", fields
 
 

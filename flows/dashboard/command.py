@@ -1,11 +1,9 @@
 """Start the dashboard: replace this process with Streamlit, on loopback by default and without telemetry."""
 
 import os
-import socket
 from pathlib import Path
 
-from nautile.common.errors import ConfigError
-from nautile.common.processes import module_command
+from nautile.common.processes import listen, module_command
 
 APP = Path(__file__).with_name("server.py")
 _SETTINGS = {
@@ -29,14 +27,9 @@ _SETTINGS = {
 
 def arguments(host: str, port: int) -> list[str]:
     """Streamlit's command line. Raises `ConfigError` if the address is not available."""
-    try:
-        # Bind and let go, because Streamlit would search for the next free port without a word, and the address printed
-        # before would be wrong.
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"the dashboard cannot listen on {host}:{port} ({error}); choose another --port") from None
+    # Opened and closed, because Streamlit would search for the next free port without a word, and the address printed
+    # before would be wrong.
+    listen(host, port).close()
     settings = _SETTINGS | {"server.address": host, "server.port": str(port)}
     return [
         *module_command("streamlit", "run", str(APP)),

@@ -93,9 +93,11 @@ class ChildFiles:
         return self.folder / "live.json"
 
     def error(self) -> dict[str, Any] | None:
-        """`type`, `message` and `code` of the error that ended the child; None if it could not write them."""
+        """`type` and `message` of the error that ended the child; None if it could not write them."""
         error = read_json(self.folder / "error.json")
-        return error if isinstance(error, dict) else None
+        # A child on another host may be of another version.
+        texts = isinstance(error, dict) and all(isinstance(error.get(name), str) for name in ("type", "message"))
+        return error if texts else None
 
     def clear(self) -> None:
         """Remove the error and progress of an earlier attempt."""

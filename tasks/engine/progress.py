@@ -88,7 +88,7 @@ class RateMeter:
     def left_s(self, done: float | None, total: float | None) -> float | None:
         """Seconds until `total` at the present rate; None if unknown."""
         rate = self.rate()
-        return (total - done) / rate if rate and total and done is not None else None
+        return max(0.0, total - done) / rate if rate and total and done is not None else None
 
 
 def describe_progress(done: float | None, total: float | None, unit: str, note: str, meter: RateMeter) -> list[str]:

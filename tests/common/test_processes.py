@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from nautile.common import processes
+from nautile.common.errors import ConfigError
 from nautile.common.processes import (
     ExitCode,
     free_port,
@@ -150,6 +151,12 @@ def test_a_free_port_can_be_bound_and_no_outgoing_connection_takes_it(monkeypatc
         monkeypatch.setattr(processes, "_SERVER_PORTS", range(port, port + 1))
         with pytest.raises(OSError, match="in use"):
             free_port()
+
+
+@pytest.mark.parametrize("host", ["no.such.invalid", "", "a" * 70 + ".example", "é" * 70])
+def test_a_name_that_is_no_address_is_refused_by_its_option(host):
+    with pytest.raises(ConfigError, match=f"--host {host} --port 1: cannot listen there"):
+        processes.listen(host, 1)
 
 
 def test_a_port_whose_owner_is_just_ending_is_waited_for():

@@ -47,6 +47,7 @@ def test_rate_and_time_left(progress, clock):
     step = progress.steps["pretrain"]
     assert step.meter.rate() == pytest.approx(2.0)
     assert step.meter.left_s(step.done, step.total) == pytest.approx(40.0)
+    assert step.meter.left_s(step.done, step.done - 1) == 0.0  # more is done than was expected
     assert step.describe() == "20/100 steps, 2 steps/s, loss 3.1, 40 s left"
 
 

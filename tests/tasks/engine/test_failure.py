@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from nautile.common.errors import ConfigError, Retryable
 from nautile.store.artifacts import Store
 from nautile.store.events import EventWriter
+from nautile.tasks.engine.child_process import ChildFiles, Exit, raise_for_exit
 from nautile.tasks.engine.errors import StageCrash
 from nautile.tasks.engine.failure import RESUME_HEADING, advice, failure_page, reason, slug
 from nautile.tasks.engine.prefect_page import summary
@@ -100,3 +102,11 @@ def test_a_successful_stage_has_its_curve_facts_and_links(tmp_path, monkeypatch)
     assert "data:image" not in reused
     monkeypatch.delenv("NAUTILE_DASHBOARD_URL")
     assert "](" not in summary(store, StageUpdate("pretrain", "x", "reused"), {"checkpoint": artifact.id})
+
+
+@pytest.mark.parametrize("error", [{}, [], {"type": "ConfigError"}, {"type": 1, "message": "x"}], ids=str)
+@pytest.mark.parametrize("code", [1, 2, 75, -9])
+def test_an_error_of_another_form_is_a_crash_with_its_exit_code(tmp_path, code, error):
+    (tmp_path / "error.json").write_text(json.dumps(error), encoding="utf-8")
+    with pytest.raises(StageCrash, match=f"exit code {code}" if code > 0 else "signal 9"):
+        raise_for_exit(Exit(code, 0), ChildFiles(tmp_path))
