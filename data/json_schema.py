@@ -5,11 +5,12 @@ could be fetched.
 """
 
 import contextlib
+import copy
 import functools
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -30,12 +31,12 @@ _SCHEMAS = {
     *("unevaluatedItems", "unevaluatedProperties"),
 }
 _LISTS = {"anyOf", "oneOf", "allOf", "prefixItems"}
-_OF_OTHER_MEMBERS = {"additionalProperties", "unevaluatedProperties"}  # than those that a pattern names
 MOST_STEPS = 20_000  # of checking a document, each a keyword of a part of the schema: 0.7 s
 _MOST_VISITS = 100_000  # of parts of a schema, in all rounds: half a second
 _ENDLESS = 10**12  # a size or a cost at which it no longer matters how large it is
 _RUN = "a" * 64
 _BY_NAME = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
+_Check = Callable[..., Iterable[jsonschema.ValidationError] | None]  # of one keyword
 
 
 class TooManySteps(RuntimeError):
@@ -51,6 +52,8 @@ def schema_validator(schema: Any, name: str) -> Validator:
         raise ConfigError(f"{name}: the schema `false` allows no document at all")
     if not isinstance(schema, dict):
         raise ConfigError(f"{name}: a JSON schema is an object, not {type(schema).__name__}")
+    if not isinstance(schema.get("$schema", ""), str):
+        raise ConfigError(f"{name}: not a JSON schema: $schema: is not a text")
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         kind.check_schema(schema, format_checker=kind.FORMAT_CHECKER)
@@ -148,31 +151,16 @@ def inclusive_bounds(schema: Any) -> Any:
     return parts
 
 
-def without_patterns(schema: Any) -> Any:
-    """A copy of the schema that is as wide or wider, without regular expressions, for checking a stranger's schema.
-
-    Python's `re` may take exponential time for one. Alternatives of which exactly one must hold are those of which any
-    may, because without their patterns several can.
-    """
-    if not isinstance(schema, dict):
-        return schema
-    parts = with_parts(schema, without_patterns)
-    parts.pop("pattern", None)
-    if parts.pop("patternProperties", None) is not None:
-        parts = {name: value for name, value in parts.items() if name not in _OF_OTHER_MEMBERS}
-    if (alternatives := parts.pop("oneOf", None)) is not None:
-        parts["allOf"] = [*parts.get("allOf", []), {"anyOf": alternatives}]
-    return parts
-
-
 def bounded_validator(schema: Any, name: str) -> Validator:
     """A validator for a schema from outside: without its patterns, and with at most `MOST_STEPS` steps.
 
-    More raise `TooManySteps`: alternatives that contain each other can take any number. Use it for one document.
+    Python's `re` may take exponential time for a pattern. Without them the schema is wider, so of alternatives of which
+    exactly one must hold any may. More steps raise `TooManySteps`: alternatives that contain each other can take any
+    number. Use it for one document.
     """
-    validator, steps = schema_validator(without_patterns(schema), name), itertools.count()
+    validator, steps = schema_validator(schema, name), itertools.count()
 
-    def counted(check: Callable[..., Any]) -> Callable[..., Iterator[jsonschema.ValidationError]]:
+    def counted(check: _Check) -> _Check:
         def keyword(
             validator: Validator, value: Any, instance: Any, schema: Any
         ) -> Iterator[jsonschema.ValidationError]:
@@ -182,9 +170,29 @@ def bounded_validator(schema: Any, name: str) -> Validator:
 
         return keyword
 
-    keywords = {keyword: counted(check) for keyword, check in validator.VALIDATORS.items()}
-    kind = jsonschema.validators.extend(type(validator), keywords)
-    return kind(validator.schema, format_checker=validator.format_checker)
+    # In the checks and not in a copy of the schema: a reference may make a schema of any part of it.
+    known: dict[str, _Check] = {**validator.VALIDATORS}
+    checks = {
+        **{keyword: counted(check) for keyword, check in known.items()},
+        **dict.fromkeys(("pattern", "patternProperties", "unevaluatedProperties"), lambda *_: ()),
+        "additionalProperties": lambda *parts: (
+            () if "patternProperties" in parts[-1] else counted(known["additionalProperties"])(*parts)
+        ),
+        "oneOf": counted(known.get("anyOf", lambda *_: ())),
+    }
+    kind: Any = jsonschema.validators.extend(type(validator), checks)
+    # A part of the schema may name another draft, whose validator would count nothing.
+    kind.evolve = _same_kind
+    bounded: Validator = kind(schema, format_checker=validator.format_checker)
+    return bounded
+
+
+def _same_kind(validator: Any, **changes: Any) -> Any:
+    """`evolve` of a validator, which would choose another kind for a part of the schema that names its draft."""
+    part = copy.copy(validator)
+    for name, value in changes.items():
+        setattr(part, name, value)
+    return part
 
 
 def with_spans(schema: Any) -> Any:

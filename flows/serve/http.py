@@ -42,6 +42,7 @@ from nautile.model.decoding.requests import Chunk, PromptScores, RequestFailed
 
 MAX_BODY_BYTES = 4 * 2**20  # hundreds of times the context as text; the list of tokens of a harness fits as well
 MOST_MEMBERS = 64  # of an object of a request, but for a schema's and metadata's; each wrong one is an error in memory
+MOST_CONTAINERS = 10_000  # objects and lists of a request: the event loop validates them, 50,000 of them in a second
 _BODY_ERRORS = (400, 401, 413, 415)  # error statuses of all requests with a body
 
 
@@ -83,7 +84,7 @@ class SizedRequest(Request):
             yield part
 
     async def json(self) -> Any:
-        """The parsed body. Raises `ApiError` 400 for an object of over `MOST_MEMBERS` members."""
+        """The parsed body. Raises `ApiError` 400 for one of too many parts."""
         body = await self.body()
         return await asyncio.to_thread(_parsed, body)
 
@@ -247,9 +248,17 @@ async def _respond(
     try:
         if not await _unless_disconnected(connection, _collect(response, events)):
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return JSONResponse(response.whole())
+        return await asyncio.to_thread(_whole, response)
     finally:
         events.close()
+
+
+def _whole(response: ResponseBuilder) -> Response:
+    """The body of a response that is not streamed."""
+    body = response.whole()
+    # One at a time: no other thread runs during a call of the encoder, and the log-probabilities of 128 take seconds.
+    choices = b",".join(_json(choice) for choice in body.pop("choices"))
+    return Response(_json(body)[:-1] + b',"choices":[' + choices + b"]}", media_type="application/json")
 
 
 async def _collect(response: ResponseBuilder, events: RequestEvents) -> None:
@@ -331,11 +340,15 @@ async def _unless_disconnected(connection: Request, work: Awaitable[None]) -> bo
 
 
 def _parsed(body: bytes) -> Any:
-    """The value of a JSON body, none of whose objects has too many members. Raises `ApiError` and json's errors."""
+    """The value of a JSON body of not too many parts. Raises `ApiError` and json's errors."""
     value = json.loads(body)
     waiting: list[Any] = [value]
+    seen = 0
     while waiting:
         part = waiting.pop()
+        seen += isinstance(part, dict | list)
+        if seen > MOST_CONTAINERS:
+            raise ApiError(400, f"the body: has over {MOST_CONTAINERS} objects and lists: send several requests")
         if isinstance(part, dict):
             if len(part) > MOST_MEMBERS:
                 raise ApiError(
@@ -376,4 +389,8 @@ def _state(served: ServedModel, ready: bool = False) -> Response:
 
 
 def _server_sent(value: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _json(value) + b"\n\n"
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -202,9 +202,9 @@ def mask_words(vocabulary: int) -> int:
 
 
 def _refuse_unfit(schema: Any, name: str) -> None:
-    """Raise ConfigError for a schema of over `LARGEST_SCHEMA` characters, or with an integer that is rounded."""
+    """Raise ConfigError for a schema of over `LARGEST_SCHEMA` characters, with an integer that is rounded, or with NaN."""
     try:
-        text = json.dumps(schema)
+        text = json.dumps(schema, allow_nan=False)
         if len(text) > LARGEST_SCHEMA:
             raise ConfigError(
                 f"{name}: the schema has {len(text)} characters, and at most {LARGEST_SCHEMA} can be enforced"

@@ -21,6 +21,7 @@ from tests.support.processes.serving import TOKENIZER
 from tests.support.samples.instant_engine import NAME, InstantEngine, instant_application
 
 QUEUE = 8
+CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
 
 class IdleEngine:
@@ -81,6 +82,28 @@ def test_an_id_without_a_token_is_no_prompt(post, prompt):
     assert "no token of the vocabulary of 261 has the id" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "request_body",
+    [
+        {"messages": [{"role": "system", "content": ""}] * 10_000 + [{"role": "user", "content": "a"}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 10_000}]},
+        {"messages": [{"role": "user", "content": "a"}], "user": [[]] * 10_000},
+    ],
+)
+def test_a_body_of_too_many_parts_is_refused_before_it_is_validated(post, request_body):
+    response = post("/v1/chat/completions", request_body)
+    assert response.status_code == 400
+    assert "the body: has over 10000 objects and lists" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "schema", [{"minimum": float("nan"), "type": "number"}, {"$schema": ["a"]}, {"const": float("inf")}]
+)
+def test_a_schema_that_is_none_is_refused(post, schema):
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    assert post("/v1/chat/completions", {**CHAT, "response_format": form}).status_code == 400
+
+
 class Gate:
     """Holds the threads that enter it until it is opened."""
 
@@ -111,9 +134,6 @@ async def asked_beside(requests: list[tuple[str, Any]], gate: Gate) -> list[int]
         return [response.status_code for response in await asyncio.gather(*others)]
 
 
-CHAT = {"messages": [{"role": "user", "content": "a"}]}
-
-
 @pytest.mark.parametrize(
     ("holder", "name", "requests"),
     [
@@ -121,6 +141,7 @@ CHAT = {"messages": [{"role": "user", "content": "a"}]}
         (Tokenizer, "encode", [("/tokenize", {"prompt": "a"})]),
         (http, "bytes_of", [("/detokenize", {"tokens": [97]})]),
         (http, "_parsed", [("/tokenize", {"prompt": "a"})]),
+        (http, "_whole", [("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", CHAT)]),
     ],
 )
 def test_health_waits_for_no_other_request(monkeypatch, holder, name, requests):

@@ -342,6 +342,12 @@ def test_a_faulty_answer_is_told_in_bounded_time():
     endless = Constraint(TOKENIZER, {"$ref": "#/$defs/d0", "$defs": {**levels, "d40": {"type": "integer"}}})
     assert endless.fault("1") is None
     assert "steps to check" in endless.fault('"x"')
+    # Nor in a part that only a reference makes a schema; nor by the validator of a draft that a part names.
+    hidden = Constraint(TOKENIZER, {"$ref": "#/x/y", "x": {"y": {"type": "string", "pattern": "^(a|a)*$"}}})
+    assert hidden.fault('"' + "a" * 60 + '!"') is None
+    levels["d0"]["$schema"] = levels["d1"]["$schema"] = "http://json-schema.org/draft-07/schema#"
+    other_draft = Constraint(TOKENIZER, {"$ref": "#/$defs/d0", "$defs": {**levels, "d40": {"type": "integer"}}})
+    assert "steps to check" in other_draft.fault('"x"')
     either = {"oneOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "^b"}]}
     assert bounded_validator(either, "s").is_valid("a")
     assert not bounded_validator(either, "s").is_valid(1)
