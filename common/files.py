@@ -37,6 +37,8 @@ INDEX_LIMIT = 256 * 2**20  # bytes: the index of some 800,000 shards
 MOST_PARTS = 100  # of a dotted key in TOML
 # The parts of a dotted key but the last. Possessive, and only from the start of a word: the time is linear in the text.
 _DOTTED = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+)++""", re.ASCII)
+# A whole number of TOML, which has 64 bits, that Python reads although it cannot write it as decimal digits.
+_LONG_NUMBER = re.compile(r"\b0[xob][0-9A-Fa-f_]{3500}")
 SETTLED_S = 2.0  # a file changed less than this before it was read may change again with the same timestamps
 NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 _STORE_NOT_WRITABLE = NOT_WRITABLE | {errno.ENOTDIR, errno.EEXIST}  # also a file where a folder has to be
@@ -254,6 +256,8 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     # Python's parser takes a time that is quadratic in the parts of a key, a minute for 50,000.
     if has_long_key(text):
         raise ConfigError(f"{where}: a key in it has over {MOST_PARTS} parts")
+    if _LONG_NUMBER.search(text):
+        raise ConfigError(f"{where}: a number in it has too many digits")
     try:
         with _parser_limits(where):
             return tomllib.loads(text)

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import quote
 
-# Control characters other than tab and line feed, and the overrides and isolates of text direction.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# Control characters other than tab and line feed, the overrides and isolates of text direction, and halves of surrogate
+# pairs, which no output in UTF-8 can hold: JSON and names of files may have them.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _BREAK = re.compile(r"[\n\u2028\u2029]")
 
@@ -18,7 +19,7 @@ _BLOCK = re.compile(r"^(\d*)([.)+=#-])(?=[ =#-]|$)")  # list, heading, heading u
 
 
 def visible(text: object, most: int | None = None) -> str:
-    """Replace terminal escapes and direction overrides in untrusted text by U+FFFD; truncate to `most` characters."""
+    """Replace what does not belong in an output (`_CONTROL`) in untrusted text by U+FFFD; cut to `most` characters."""
     clean = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(text).replace("\r\n", "\n"))
     return clean if most is None or len(clean) <= most else f"{clean[:most]} […]"
 

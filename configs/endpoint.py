@@ -1,5 +1,6 @@
 """The section of a chat endpoint: address, prices, limits, budget, and fallback endpoints."""
 
+import json
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -85,6 +86,10 @@ class EndpointConfig(Section):
                 f"endpoint for model {self.model!r}: `{secret}` holds a secret, which would be written to the store; "
                 "put a key into an environment variable and name that in `key_variable`"
             )
+        try:
+            json.dumps(self.extra, allow_nan=False)
+        except (TypeError, ValueError):
+            raise ValueError("`extra` may hold what JSON has, and no dates, NaN or infinite numbers") from None
         return self
 
     @model_validator(mode="after")
@@ -133,6 +138,10 @@ def refuse_secrets(where: str, key_variable: str, url: str) -> None:
             f"{where}: `url` may not contain a password or a query, nor a key; name the key's variable in "
             "`key_variable`"
         )
+    # `port` raises ValueError for one that does not exist.
+    is_usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and url.isprintable()
+    if url and not is_usable:
+        raise ValueError(f"{where}: `url` must be an address such as http://127.0.0.1:8000/v1")
 
 
 def check_fallbacks(endpoints: dict[str, EndpointConfig]) -> None:

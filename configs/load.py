@@ -1,5 +1,6 @@
 """Load configurations from TOML: find the file, apply `extends` and `--set`, and report errors in one line."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import reduce
@@ -124,14 +125,14 @@ def locate(name: str | Path, sweeps: bool = False) -> Path:
     Raises `ConfigError` if neither exists.
     """
     path = Path(name)
-    if path.is_file():
+    if os.path.isfile(path):  # False also for a name that no file can have
         return path
     shipped = {file.stem: file for file in shipped_files(sweeps)}
     if path.parent == Path(".") and (file := shipped.get(path.name.removesuffix(".toml"))):
         return file
     kind = "sweep" if sweeps else "configuration"
     raise ConfigError(
-        f"no {kind} {str(name)!r}{did_you_mean(path.name, shipped)}: not a file here, "
+        f"no {kind} {visible(repr(str(name)), 300)}{did_you_mean(path.name, shipped)}: not a file here, "
         f"and none of the shipped ones ({', '.join(shipped)})"
     )
 
@@ -159,7 +160,7 @@ def _files(path: Path) -> list[tuple[Path, dict[str, Any]]]:
         if not isinstance(parent, str):
             raise ConfigError(f"{path}: `extends` must be the name of one file")
         base = path.parent / parent
-        path = base if base.is_file() else locate(parent)
+        path = base if os.path.isfile(base) else locate(parent)
 
 
 def _merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
@@ -202,8 +203,11 @@ def _index(values: Any, part: str, where: str) -> int:
     """Parse a part of a path as the index of an entry of the list `values`."""
     if not isinstance(values, list):
         raise ConfigError(f"{where}: {part!r} is inside a value that is neither a table nor a list")
-    if not (part.isdecimal() and int(part) < len(values)):
-        raise ConfigError(f"{where}: {part!r} is not an index of a list of {len(values)} entries (counted from 0)")
+    if not (part.isdecimal() and len(part) < 10 and int(part) < len(values)):
+        raise ConfigError(
+            f"{visible(where, 80)}: {visible(part, 20)!r} is not an index of a list of {len(values)} entries (counted "
+            "from 0)"
+        )
     return int(part)
 
 

@@ -155,12 +155,10 @@ class EmbeddingEndpoint:
         self._url = endpoint.address
 
     def check(self) -> None:
-        """Check the key and the address, then embed one text to check the width of the server's vectors.
+        """Check the key, then embed one text to check the width of the server's vectors.
 
         Raises `ConfigError` or `Retryable`.
         """
-        if not self._url.startswith(("http://", "https://")):
-            raise ConfigError(f"index.embedding.url: {self._url!r} is not an http(s) address")
         check_key(ENDPOINT_NAME, self._endpoint)
         self.vectors(["A text to see the width of a vector by."])
 

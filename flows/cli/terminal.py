@@ -3,6 +3,7 @@
 The store and Rich are imported when a command runs, so that `--help` stays fast.
 """
 
+import errno
 import glob
 import json
 import sys
@@ -14,7 +15,7 @@ import typer
 
 from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError
-from nautile.common.text import controls_escaped
+from nautile.common.text import controls_escaped, visible
 
 
 def complete_config(incomplete: str) -> list[str]:
@@ -99,10 +100,12 @@ def unexpected(error: Exception) -> tuple[str, int]:
 
     if fault := setting_fault(str(error)):
         return fault, 2
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"{visible(error.filename, 80)}: no file can have a name of this length; check the argument", 2
     path = the_store().root / "logs" / "errors.log"
     details = f" (details in {path})"
     try:
-        with path.open("a", encoding="utf-8") as file:
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             traceback.print_exception(error, file=file)
     except OSError:
         details = ""

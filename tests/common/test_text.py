@@ -65,8 +65,8 @@ def test_no_control_character_survives_but_newline_and_tab(text):
     assert kept <= {"\n", "\t"}
 
 
-def test_terminal_escapes_and_direction_overrides_are_marked():
-    assert visible("a\x1b[31mb\u202ec") == "a\ufffd[31mb\ufffdc"
+def test_terminal_escapes_direction_overrides_and_half_pairs_are_marked():
+    assert visible("a\x1b[31mb\u202ec\ud800") == "a\ufffd[31mb\ufffdc\ufffd"
 
 
 def test_long_text_is_cut_with_a_mark():

@@ -66,6 +66,28 @@ def test_a_number_too_long_to_be_read_is_refused(tmp_path):
     path.write_text(f"extends = 'local'\nseed = {'9' * 5000}")
     assert str(path) in refused(load, path)
     assert "--set seed=999" in refused(load, "local", [f"seed={'9' * 5000}"])
+    assert "--set seed=0xff" in refused(load, "local", [f"seed=0x{'f' * 5000}"])
+    assert "not an index" in refused(load, "local", [f"ingest.sources.{'1' * 5000}.records=1"])
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path):
+    assert "no configuration" in refused(load, "a" * 5000)
+    (tmp_path / "run.toml").write_text(f"extends = '{'a' * 5000}'")
+    assert "no configuration" in refused(load, tmp_path / "run.toml")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *('url = "localhost:8000/v1"', 'url = "file:///etc/passwd"', 'url = "http:///v1"', 'url = "http://h:99999/v1"'),
+        *('url = "http://h/v1\\n"', "extra = { a = nan }", "extra = { a = [2020-01-01] }"),
+    ],
+)
+def test_an_endpoint_that_no_request_can_be_sent_to_is_refused(tmp_path, line):
+    """Each request to it would fail, or raise an error that nobody expects."""
+    url = "" if line.startswith("url") else 'url = "http://h/v1"\n'
+    (tmp_path / "run.toml").write_text(f"extends = 'local'\n[endpoints.e]\nkind = 'openai'\nmodel = 'm'\n{url}{line}")
+    assert "`endpoints.e`: " in refused(load, tmp_path / "run.toml")
 
 
 def test_a_file_that_is_huge_or_not_plain_is_refused(tmp_path):

@@ -93,7 +93,14 @@ def test_fields_that_vendors_know_are_accepted(extra):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"model": "sk-314159abc"}, {"url": "https://api.example.com/sk-314159abc/v1"}, {"api_key": "314159"}]
+    "fields",
+    [
+        {"model": "sk-314159abc"},
+        {"url": "https://api.example.com/sk-314159abc/v1"},
+        {"url": "user:314159@api.example.com/v1"},
+        {"url": "https:\\\\user:314159@api.example.com/v1"},
+        {"api_key": "314159"},
+    ],
 )
 def test_a_key_in_any_other_field_is_not_repeated(fields):
     with pytest.raises(ValidationError) as refused:

@@ -310,7 +310,7 @@ def test_terminal_escapes_in_texts_are_not_printed(nautile):
 
 def test_an_unexpected_failure_is_one_line_and_its_stack_trace_is_saved(nautile, monkeypatch, tmp_path):
     def broken(*arguments):
-        raise ZeroDivisionError("by zero")
+        raise ZeroDivisionError("by zero\udcff")
 
     monkeypatch.setattr("nautile.flows.cli.inspect.artifacts", broken)
     (tmp_path / "logs").mkdir()
@@ -319,6 +319,11 @@ def test_an_unexpected_failure_is_one_line_and_its_stack_trace_is_saved(nautile,
     assert "Traceback" not in out + err
     assert "unexpected ZeroDivisionError: by zero" in err
     assert "in broken" in (tmp_path / "logs" / "errors.log").read_text()
+
+
+def test_a_name_that_no_file_can_have_is_the_users_mistake(nautile):
+    code, _, err = nautile("export", "a" * 5000, "out", "--format", "web")
+    assert (code, "no file can have a name of this length" in err) == (2, True)
 
 
 def test_status_watch_runs_until_it_is_stopped(nautile, monkeypatch):

@@ -23,10 +23,11 @@ ESCAPES = (
     "\x1b]0;title\x07\x1b[2J\x1b[31m",
     "\x9b31m\x9d0;t\x9c",  # the same as single characters
     "\u202egnp.exe\u2066",
+    "\udcff\ud800",  # of a name of a file that is not UTF-8, and of JSON
 )
 HOSTILE = "".join(ESCAPES)
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of Rich itself
-CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def table():
