@@ -301,8 +301,8 @@ def content_digests(paths: Iterable[str | Path], memory: Path | None = None) -> 
     # Files whose stamp is that of the cache need not be read.
     entries = [entry for path in paths for entry in _matching_files(str(path))]
     cache = read_json(memory) if memory else None
-    if not isinstance(cache, dict):
-        cache = {}
+    # Without what is damaged: each entry is a stamp and the digest.
+    cache = {path: entry for path, entry in cache.items() if _is_remembered(entry)} if isinstance(cache, dict) else {}
     stamps = {path: _stamp(path) for path in dict.fromkeys(path for _, path in entries)}
     digests = {path: cache[path][-1] for path, stamp in stamps.items() if cache.get(path, [])[:-1] == stamp}
     unread = [path for path in stamps if path not in digests]
@@ -318,6 +318,10 @@ def content_digests(paths: Iterable[str | Path], memory: Path | None = None) -> 
         with suppress(OSError):  # the cache only saves time: a run can also be planned on a read-only disk
             write_json(memory, existing | {path: [*stamps[path], digests[path]] for path in settled})
     return [FileContent(name, stamps[path][0], digests[path]) for name, path in entries]
+
+
+def _is_remembered(entry: Any) -> bool:
+    return isinstance(entry, list) and len(entry) == 5 and isinstance(entry[-1], str)
 
 
 def _matching_files(pattern: str) -> list[tuple[str, str]]:

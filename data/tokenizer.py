@@ -21,11 +21,13 @@ import tiktoken
 from tiktoken.load import read_file_cached
 
 from nautile.common.errors import ConfigError, Retryable
+from nautile.common.input_files import open_regular
 from nautile.configs.base import fingerprint
 from nautile.configs.model import CHAT_SPECIALS, TokenizerConfig
 
 RANKS_URL = "https://openaipublic.blob.core.windows.net/encodings/cl100k_base.tiktoken"
 RANKS_SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
+RANKS_BYTES = 1_681_126  # of the file
 # How cl100k_base splits a text before merging (tiktoken_ext/openai_public.py).
 PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
@@ -163,8 +165,10 @@ def _rank_file() -> bytes:
         pass
     for path in candidates:
         try:
-            content = path.read_bytes()
-        except OSError:
+            # Any user of this machine may put anything there.
+            with open_regular(path) as file:
+                content = file.read(RANKS_BYTES + 1)
+        except (OSError, ConfigError):
             continue
         if hashlib.sha256(content).hexdigest() == RANKS_SHA256:
             return content

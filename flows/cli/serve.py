@@ -48,9 +48,9 @@ def serve(
         from nautile.model.runtimes.load import load_runtime
         from nautile.store.artifacts import checkpoint_name
 
-    if key_env is not None and not os.environ.get(key_env):
+    key = os.environ.get(key_env, "").strip() if key_env is not None else None
+    if key == "":
         raise ConfigError(f"--key-env {key_env}: this environment variable is not set; set it, or omit the option")
-    key = os.environ[key_env] if key_env is not None else None
     folder = checkpoint_folder(checkpoint)
     store = the_store()
     if store.root.exists():

@@ -202,7 +202,7 @@ def mask_words(vocabulary: int) -> int:
 
 
 def _refuse_unfit(schema: Any, name: str) -> None:
-    """Raise ConfigError for a schema of over `LARGEST_SCHEMA` characters, with an integer that is rounded, or with NaN."""
+    """Raise ConfigError for a schema of over `LARGEST_SCHEMA` characters, or with NaN or an integer that is rounded."""
     try:
         text = json.dumps(schema, allow_nan=False)
         if len(text) > LARGEST_SCHEMA:

@@ -1,6 +1,7 @@
 """Digests of local inputs: a changed file is noticed, an unchanged one is read once."""
 
 import hashlib
+import json
 import os
 from pathlib import Path
 
@@ -94,6 +95,12 @@ def test_a_damaged_memory_is_replaced_and_forgets_files_that_are_gone(tmp_path, 
     assert "gone" not in memory.read_text()
     content_digests([path], memory)
     assert reads == ["corpus", "gone", "corpus"]
+    entries = json.loads(memory.read_text())
+    (stamp,) = entries.values()
+    for damaged in (5, None, {"a": 1}, [*stamp[:-1], 5]):
+        memory.write_text(json.dumps(dict.fromkeys(entries, damaged)))
+        content_digests([path], memory)
+    assert len(reads) == 3 + 4
 
 
 def test_what_cannot_be_digested_is_refused_by_name(tmp_path, monkeypatch):

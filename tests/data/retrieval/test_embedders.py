@@ -182,7 +182,7 @@ def test_what_the_operator_must_fix_is_reported_at_once(short_pauses, monkeypatc
         with pytest.raises(ConfigError, match="vectors of 8 numbers, not 16"):
             endpoint(server, key_variable="GOOD_KEY", width=16).embedder.check()
         assert len(server.requests) == requests + 2
-    with pytest.raises(ValueError, match="index.embedding: `url` must be an address"):
+    with pytest.raises(ValueError, match="`url` must be an address"):
         EmbeddingConfig(kind="openai", model="m", url="ftp://x")
     with pytest.raises(Retryable, match="does not answer"):
         endpoint(server, attempts=2).encode(["one"])

@@ -42,6 +42,14 @@ def test_an_unreadable_or_empty_file_and_a_second_value_are_refused(file, monkey
     path = file("PREFECT_API_AUTH_STRING", " \n")
     with pytest.raises(ConfigError, match=r"PREFECT_API_AUTH_STRING_FILE: .* is empty"):
         read_secret_files()
+    path.write_text("nautile:s3cret\nnautile:other")
+    with pytest.raises(ConfigError, match=r"PREFECT_API_AUTH_STRING_FILE: .* is not one line of text") as error:
+        read_secret_files()
+    assert "s3cret" not in str(error.value)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match=r"PREFECT_API_AUTH_STRING_FILE: .* is a FIFO"):
+        read_secret_files()
     path.unlink()
     with pytest.raises(ConfigError, match="No such file or directory"):
         read_secret_files()
