@@ -13,7 +13,8 @@ _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 _LONGEST_WORD = 24  # letters between two underscores
 _LONGEST_MIXED_WORD = 15  # the same for a word with digits in it, such as a key of capital letters and digits
 _PREFIX = re.compile(
-    r"(?i:\b(?:bearer|basic)\s+\S)|\b(?:sk|gsk|csk|hf|xai|nvapi|pplx|ghp)[-_][\w-]{4}|\b(?:AKIA|ASIA|AIza|eyJ)\w{8}"
+    r"(?i:\b(?:bearer|basic)\s+\S)|\b(?:sk|gsk|csk|hf|xai|nvapi|pplx|gh[oprsu]|github_pat|glpat|xox[abeprs])[-_][\w-]{4}"
+    r"|\b(?:r8|fw|tgp_v1|dop_v1|whsec)_\w{4}|\bya29\.\w{4}|\b(?:AKIA|ASIA|AIza|eyJ)\w{8}"
 )
 _RUN = re.compile(r"(?=[0-9]*[A-Za-z])(?=[A-Za-z]*[0-9])[A-Za-z0-9]{16,}")  # letters and digits, as at random
 _SECRET_NAME = re.compile(

@@ -8,6 +8,7 @@ a client demands one: those are no secret, and occur in ordinary text.
 import html
 import json
 import os
+import re
 from urllib.parse import quote
 
 from nautile.common.errors import ConfigError
@@ -72,5 +73,7 @@ def _forms(key: str) -> list[str]:
     """How a secret key may stand in a text: as it is, or escaped for JSON, Python, a URL or HTML; longest first."""
     if not key or key.lower() in PLACEHOLDERS:
         return []
-    forms = {key, json.dumps(key)[1:-1], repr(key)[1:-1], quote(key, safe=""), html.escape(key)}
+    in_json, in_urls = json.dumps(key)[1:-1], {quote(key), quote(key, safe="")}
+    forms = {key, in_json, in_json.replace("/", "\\/"), repr(key)[1:-1], html.escape(key), *in_urls}
+    forms |= {re.sub("%..", lambda code: code[0].lower(), form) for form in in_urls}
     return sorted(forms, key=len, reverse=True)

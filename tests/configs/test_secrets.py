@@ -68,6 +68,8 @@ def test_a_name_of_a_variable_is_accepted(name):
         ({"provider": {"anything": "Bearer abc"}}, "extra.provider.anything"),
         ({"anything": "aB3dE5gH7jK9mN1pQ3sT5vW7yZ9bC1dF"}, "extra.anything"),
         ({"list": ["fine", "sk-ant-314159"]}, "extra.list"),
+        ({"list": ["github_pat_314159"]}, "extra.list"),
+        ({"other": "r8_314159"}, "extra.other"),
         ({"aB3dE5gH7jK9mN1pQ3sT5vW7yZ9bC1dF": True}, "extra"),
     ],
 )

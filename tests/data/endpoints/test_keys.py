@@ -91,6 +91,14 @@ def test_a_key_in_the_odd_places_of_an_answer_is_not_written(pool_for, events, m
     assert key not in written(tmp_path, events) + repr(result)
 
 
+@pytest.mark.parametrize("form", [r"a+b\/c=", "a%2bb%2fc%3d", "a%2Bb/c%3D", "a%2Bb%2Fc%3D"])
+def test_a_key_is_found_as_other_programs_escape_it(monkeypatch, form):
+    monkeypatch.setenv("TEACHER_KEY", "a+b/c=")
+    config = EndpointConfig(kind="openai", model="m", url="http://h/v1", key_variable="TEACHER_KEY")
+    assert repeats_key(f"<{form}>", config)
+    assert redact_key(f"<{form}>", config) == "<[key]>"
+
+
 def test_a_list_of_models_does_not_show_a_key(pool_for, monkeypatch):
     monkeypatch.setenv("FAKE_KEY", "hunter2!")
     names = ["model-of-hunter2!"]
