@@ -20,8 +20,9 @@ from nautile.common.files import atomic_path
 from nautile.configs.labelling import TextsConfig
 from nautile.data.labelled.table import Table, as_text, read_table, require_columns
 
-# Beginnings of a formula in spreadsheets, full-width ones too; and numbers, which are none though they have a sign.
-_FORMULA = re.compile("(?s)[=@\t\r\n\uff1d\uff20]|[-+\uff0d\uff0b].")
+# Beginnings of a formula in spreadsheets, full-width ones too, and behind a byte-order mark or null bytes, which are no
+# part of a cell; and numbers, which are none though they have a sign.
+_FORMULA = re.compile("(?s)[\0\ufeff]*[=@\uff1d\uff20]|[\t\r\n]|[-+\uff0d\uff0b].")
 _NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]+)?([eE][-+]?[0-9]+)?%?")
 _PLAIN = (bytes, Decimal, date, time, timedelta)
 WRITABLE = (".csv", ".jsonl", ".parquet")

@@ -112,6 +112,7 @@ def test_a_text_that_a_spreadsheet_would_run_gets_an_apostrophe(tmp_path):
         "\n=1",
         "\uff1d1+1",
         "-\n=1",
+        "\ufeff=1",
     ]
     harmless = ["-5", "+1.5e3", "-12,5", "-3%", "-", "a=b", " =1", "", "'=1"]
     rows = [{"=cmd": text, "n": -1} for text in (*hostile, *harmless)]
