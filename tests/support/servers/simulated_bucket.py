@@ -17,26 +17,27 @@ from nautile.common.files import parse_json
 class Bucket:
     """The objects with the times at which they were written, by the bucket's clock. `history`: all past listings."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], changed: Callable[[str], None] = lambda path: None) -> None:
         self.objects: dict[str, tuple[bytes, float]] = {}
         self.history: list[dict[str, tuple[int, float]]] = [{}]
-        self.now = now
+        self.now, self._changed = now, changed
 
     def write(self, path: str, data: bytes) -> None:
         self.objects[path] = data, self.now()
-        self._remember()
+        self._remember(path)
 
     def delete(self, path: str) -> None:
         if path not in self.objects:
             raise FileNotFoundError(path)
         del self.objects[path]
-        self._remember()
+        self._remember(path)
 
     def json(self, path: str) -> Any:
         return parse_json(self.objects[path][0])
 
-    def _remember(self) -> None:
+    def _remember(self, changed: str) -> None:
         self.history.append({path: (len(data), written) for path, (data, written) in self.objects.items()})
+        self._changed(changed)
 
 
 class BucketView:
@@ -46,7 +47,9 @@ class BucketView:
         self._bucket, self._turn = bucket, turn
         self.cut_off = False  # nothing is answered
         self.lost_responses = 0  # of the next writes and deletions
+        self.cut_uploads = 0  # of the next uploads of an artifact's files, of which half is kept
         self.refused_deletes = 0  # of the next deletions
+        self.refused: set[str] = set()  # what these would have deleted
         self.listing_age: int | None = None  # how many changes ago the next listing was taken
 
     def find(self, prefix: str, detail: bool = True) -> dict[str, dict[str, Any]]:
@@ -90,6 +93,10 @@ class BucketView:
     def put_file(self, source: str, path: str) -> None:
         data = Path(source).read_bytes()
         self._request(f"put {path}")
+        if self.cut_uploads and "/payload/" in path:
+            self.cut_uploads -= 1
+            self._bucket.write(path, data[: len(data) // 2])
+            raise ConnectionError(f"the upload of {path} was cut off")
         self._bucket.write(path, data)
         self._respond(f"put {path}")
 
@@ -97,6 +104,7 @@ class BucketView:
         self._request(f"delete {path}")
         if self.refused_deletes:
             self.refused_deletes -= 1
+            self.refused.add(path)
             raise PermissionError(path)
         self._bucket.delete(path)
         self._respond(f"delete {path}")

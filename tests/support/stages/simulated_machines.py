@@ -25,7 +25,7 @@ from nautile.store import remote as remotes
 from nautile.store import staging_mirror
 from nautile.store.garbage import collect, find_garbage
 from nautile.store.manifest import checked_manifest
-from nautile.store.mirror import MirroredStore
+from nautile.store.mirror import MirroredStore, payload_prefix
 from nautile.tasks.engine import attempt
 from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.attempt_log import AttemptLog
@@ -36,6 +36,7 @@ from tests.support.servers.simulated_bucket import Bucket, BucketView, sha256
 URL = "s3://simulated/run"
 EPOCH = 1_790_000_000.0
 KINDS = ("numbers", "notes")
+MOST_TURNS = 1000  # far more than an attempt has
 _here = threading.local()  # the process whose thread this is
 
 
@@ -57,6 +58,18 @@ class Process:
         if not self.has_ended:
             self._go.release()
             self._stopped.acquire()
+
+    def go_to(self, stop: str, *, wait_s: float = 0.0) -> None:
+        """Go on until it stands before a turn whose name begins with `stop`, or ends.
+
+        It also stops where it waits for others; with `wait_s` so much time passes there, and it goes on.
+        """
+        for _ in range(MOST_TURNS):
+            if wait_s and self.at == "wait":
+                self.machine.world.time += wait_s
+            self.step()
+            if self.has_ended or self.at.startswith(stop) or (self.at == "wait" and not wait_s):
+                return
 
     def kill(self) -> None:
         self.is_killed = True
@@ -83,6 +96,7 @@ class Process:
         except BaseException as error:
             traceback.print_exc()
             self.error = error
+            self.machine.world.faults.append(error)
         self.has_ended = True
         self._stopped.release()
 
@@ -109,6 +123,20 @@ class Machine:
         assert not self.is_busy
         self.process = Process(self, body)
 
+    def begin(self, task: str) -> None:
+        """Start to make what `up` or `down` makes (`again`: by a forced run), to push or to collect garbage.
+
+        `refused` garbage: the bucket refuses the first deletion.
+        """
+        stage, _, again = task.partition(" ")
+        if stage in STAGES:
+            self.run(STAGES[stage], force=again == "again")
+        elif task == "push":
+            self.push()
+        else:
+            self.view.refused_deletes += task.endswith("refused")
+            self.collect_garbage()
+
     def run(self, stage: Stage, *, force: bool = False) -> None:
         """Start an attempt at `stage` and, before it, at the stage that it reads."""
 
@@ -120,15 +148,24 @@ class Machine:
                 outputs = run_stage(UP, section(), {}, RunContext("r", str(self.root)))
                 inputs = {"up": outputs["numbers"]}
             run = uuid.uuid4().hex
-            return run_stage(stage, section(), inputs, RunContext(run, str(self.root), force=force))
+            outputs = run_stage(stage, section(), inputs, RunContext(run, str(self.root), force=force))
+            artifacts = [store.get(name) for name in outputs.values()]
+            assert len({artifact.execution for artifact in artifacts}) == 1, "outputs of several executions"
+            assert not force or artifacts[0].manifest["run"] == run, "a forced run has made nothing"
+            return outputs
 
         self.start(body)
 
     def collect_garbage(self) -> None:
         def body() -> None:
-            store = self.store
+            store, refused = self.store, self.view.refused
             store.refresh()
-            collect(store, find_garbage(store, stale_days=0.0))
+            refused.clear()
+            for item in collect(store, find_garbage(store, stale_days=0.0)):
+                prefix = f"simulated/run/{payload_prefix(item.artifact.manifest)}/" if item.artifact else None
+                names = {f"simulated/run/{name}" for name in item.remote}
+                left = [path for path in refused if path in names or (prefix and path.startswith(prefix))]
+                assert not left, f"{left} counts as removed"
 
         self.start(body)
 
@@ -141,10 +178,20 @@ class World:
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder, self.time = folder, 0.0
-        self.bucket = Bucket(lambda: EPOCH + self.time)
+        self.bucket = Bucket(lambda: EPOCH + self.time, self._look)
         self.machines = {name: Machine(self, name) for name in "abc"}
+        self.faults: list[BaseException] = []  # errors that no process may end with, and broken promises
+        self.words: dict[tuple[str, str, str], str] = {}  # of all versions that were ever published
         self._outside: Machine | None = None  # the machine as which the test itself acts
         self._patch(patch)
+
+    def _look(self, path: str) -> None:
+        """Check the bucket after each change of what is published: a moment is enough for another machine."""
+        if path.startswith(("simulated/run/manifests/", "simulated/run/payload/")):
+            try:
+                check(self)
+            except AssertionError as error:
+                self.faults.append(error)
 
     def machine(self) -> Machine:
         process = getattr(_here, "process", None)
@@ -214,6 +261,7 @@ class World:
         # Locks between the threads of a process; here these are of several machines.
         patch.setattr("nautile.store.mirror._sending_events", nullcontext())
         patch.setattr("nautile.tasks.engine.attempt_log._uploading", nullcontext())
+        patch.setattr("os.fsync", lambda descriptor: None)  # nothing here loses its power
         patch.setattr("nautile.store.artifacts.now", lambda: world.wall_clock())
         patch.setattr(attempt, "pause", lambda seconds: turn("wait"))
         patch.setattr(attempt._Attempt, "_work", work)
@@ -257,7 +305,10 @@ def work(self: attempt._Attempt, staging: Any, check_lease: Callable[[], None], 
     step = staging.path / "scratch/checkpoints/steps/1"
     if not step.is_dir():
         step.mkdir(parents=True)
-        (step / "state").write_text(uuid.uuid4().hex)
+        state = uuid.uuid4().hex
+        for name in ("state", "optimizer"):
+            (step / name).write_text(state)
+    assert len({path.read_text() for path in step.iterdir()}) == 1, "a checkpoint of two executions"
     mirror = _here.process.machine.mirror
     if mirror is not None:
         with suppress(Retryable, ConfigError, OSError):
@@ -282,6 +333,7 @@ def nothing(job: Any) -> None:
 
 UP = Stage("up", 1, KINDS, nothing)
 DOWN = Stage("down", 1, KINDS, nothing)
+STAGES = {"up": UP, "down": DOWN}
 
 
 def published(world: World) -> dict[tuple[str, str, str], tuple[dict[str, Any], dict[str, Any]]]:
@@ -306,12 +358,20 @@ def published(world: World) -> dict[tuple[str, str, str], tuple[dict[str, Any], 
 
 def check(world: World) -> None:
     """Every published artifact is whole, of one execution, and the one that the lineage of its readers names."""
+    if world.faults:
+        raise world.faults[0]
     versions = published(world)
-    for (kind, key, execution), (manifest, content) in versions.items():
+    executions: dict[tuple[str, int], str] = {}
+    for version, (manifest, content) in versions.items():
+        kind, key, execution = version
+        assert world.words.setdefault(version, content["word"]) == content["word"], f"{version} was written twice"
+        first = executions.setdefault((key, manifest["fence"]), execution)
+        assert first == execution, f"{key}: two executions were published with the fence {manifest['fence']}"
         for other in set(KINDS) - {kind}:
-            if sibling := versions.get((other, key, execution)):
-                assert sibling[1] == content, f"{key} {execution}: {kind} and {other} are of two executions"
+            word = world.words.get((other, key, execution), content["word"])
+            assert word == content["word"], f"{key} {execution}: {kind} and {other} are of two executions"
         for name, full_id in manifest["inputs"].items():
-            source = versions.get((*full_id.split("/"), manifest["input_executions"][name]))
-            if source:  # else it was replaced, and removed
-                assert source[1]["word"] == content["read"][name], f"{key}: lineage names what was not read"
+            used_kind, used_key = full_id.split("/")
+            read = content["read"][name]
+            word = world.words.get((used_kind, used_key, manifest["input_executions"][name]), read)
+            assert word == read, f"{key}: lineage names what was not read"
