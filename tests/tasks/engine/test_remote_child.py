@@ -13,8 +13,7 @@ from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.stage import RunContext
 from tests.support.samples.stage_store import published
 from tests.support.stages.stage_psum import visit
-
-REPOSITORY = Path(__file__).parents[3]
+from tests.support.stages.toy_cli import ROOT
 
 
 @pytest.mark.slow
@@ -22,11 +21,12 @@ def test_hosts_without_a_shared_disk_go_on_from_the_remote_when_one_is_replaced(
     driver = machine("driver")
     given = published(driver, "tokens", "x", {"a.txt": "20"})
     driver.push([given])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the hosts have the module of the stage
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
     monkeypatch.setenv("VISIT_STOPS", str(tmp_path / "stops"))
     (tmp_path / "stops").touch()
     folders = [tmp_path / "host0", tmp_path / "host1"]
-    member = f"cd {REPOSITORY} && exec env NAUTILE_STORE_CACHE={tmp_path}/host{{host}} {{member}}"
+    member = f"cd {ROOT} && exec env NAUTILE_STORE_CACHE={tmp_path}/host{{host}} {{member}}"
     launch = LaunchConfig(processes=2, stages=("visit",), command=f"sh -c '{member}'", silent_s=30)
 
     def run(name):

@@ -18,6 +18,7 @@ from nautile.tasks.engine.fanout.executor import Executor
 from nautile.tasks.engine.fanout.work_item import ItemResult, WorkItem
 from nautile.tasks.engine.stage import RunContext
 from tests.support.stages.stage_pieces import joined, pieces, section
+from tests.support.stages.toy_cli import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +30,7 @@ def test_items_on_other_hosts_get_and_leave_their_files_at_the_remote(machine, t
         MirroredStore, "refresh", lambda store, **how: listings.append(store.root) or real(store, **how)
     )
     monkeypatch.setenv("NAUTILE_STORE_CACHE", str(tmp_path / "host"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the host has the module of the stage
     items = tmp_path / "host" / "cache" / "items"
     (items / "999999999-left").mkdir(parents=True)
 
