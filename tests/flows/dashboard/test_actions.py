@@ -2,8 +2,8 @@
 
 import json
 import os
+from dataclasses import asdict
 
-import psutil
 import pytest
 from pydantic import TypeAdapter
 from streamlit.testing.v1 import AppTest
@@ -14,6 +14,7 @@ from nautile.flows.cli.document.outputs import OUTPUTS
 from nautile.flows.cli.notes import read_note
 from nautile.flows.dashboard import shared
 from nautile.flows.operate import run_actions
+from nautile.flows.operate.services import Service
 from nautile.store.artifacts import QUESTIONS
 from nautile.store.catalog import Catalog
 from nautile.store.manifest import host, now
@@ -51,15 +52,19 @@ def prefect():
         yield server
 
 
+def write_services(store, *services):
+    """Let these be the services that `nautile up` started: name, process and address of each."""
+    entries = [asdict(Service.begun(name, process, url, "")) for name, process, url in services]
+    write_json(store.root / "services.json", {"services": entries})
+
+
 @pytest.fixture
 def beside(store, prefect, monkeypatch):
     """A store whose dashboard is this process, started by `nautile up` beside the server."""
     monkeypatch.setenv("NAUTILE_STORE", str(store.root))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     shared.queued_runs.clear()  # what another test's server has answered is kept for some seconds
-    process = {"pid": os.getpid(), "born": psutil.Process().create_time(), "log": ""}
-    services = [process | {"name": "server", "url": prefect.url}, process | {"name": "dashboard", "url": "http://x"}]
-    write_json(store.root / "services.json", {"services": services})
+    write_services(store, ("server", os.getpid(), prefect.url), ("dashboard", os.getpid(), "http://x"))
     return store
 
 
@@ -166,12 +171,12 @@ def test_elsewhere_the_page_only_shows_commands(beside, prefect, name):
     """Not beside a server of `up`, or in another process than the dashboard that it started."""
     planned(beside, "running")
     waits(beside, prefect.url)
-    process = {"pid": os.getppid(), "born": psutil.Process(os.getppid()).create_time(), "log": ""}
-    own = {"pid": os.getpid(), "born": psutil.Process().create_time(), "log": "", "name": "dashboard", "url": ""}
-    services = {"server": [own], "dashboard": [process | {"name": "dashboard", "url": ""}], None: []}[name]
-    if name == "dashboard":
-        services.append(process | {"name": "server", "url": prefect.url})
-    write_json(beside.root / "services.json", {"services": services})
+    own, others = os.getpid(), os.getppid()
+    write_services(beside, *{
+        "server": [("dashboard", own, "")],
+        "dashboard": [("dashboard", others, ""), ("server", others, prefect.url)],
+        None: [],
+    }[name])  # fmt: skip
     assert run_actions.server_beside(beside) is None
     shown = page()
     assert labels(shown) == []
