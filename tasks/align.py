@@ -55,7 +55,7 @@ class JudgeScorer:
         return is_mastered(overalls, self.config.mastered_mean, self.config.mastered_minimum)
 
 
-@stage("align", version=8, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True, multihost=True)
+@stage("align", version=9, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True, multihost=True)
 def align(job: Job) -> None:
     """Calibrate the judge, train the input checkpoint by reinforcement, publish the policy and every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.

@@ -30,7 +30,7 @@ ROWS_PER_SHARD = 4096
 SAMPLES = 3  # in the manifest: accepted documents, and rejected ones for each reason
 
 
-@stage("distill", version=5, outputs=("documents", "tokens", "data_card"))
+@stage("distill", version=6, outputs=("documents", "tokens", "data_card"))
 def distill(job: Job) -> None:
     """Check all inputs and endpoints, distil, tokenise, write the data card. A resumed run repeats no finished file."""
     # Everything that can be wrong is checked before the first call is paid for.

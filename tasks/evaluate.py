@@ -31,7 +31,7 @@ ROWS, LIKELIHOOD_ROWS = "rows.jsonl", "likelihood.jsonl"
 SHOWN_BAD_ROWS = 20  # in the manifest; the log has all of them
 
 
-@stage("evaluate", version=5, outputs=("evaluation",), accelerator=True)
+@stage("evaluate", version=6, outputs=("evaluation",), accelerator=True)
 def evaluate(job: Job) -> None:
     """Ask the model each question that has no row yet, then score and publish."""
     config = job.part("evaluate", EvaluateConfig)

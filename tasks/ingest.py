@@ -91,7 +91,7 @@ def pack(job: Job, item: str) -> None:
 
 @stage(
     "ingest",
-    version=3,
+    version=4,
     outputs=("tokens", "exemplars", "signatures"),
     optional=("exemplars", "signatures"),
     fan_outs=(

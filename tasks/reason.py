@@ -30,7 +30,7 @@ class AnswerScorer:
         return False
 
 
-@stage("reason", version=7, outputs=("checkpoint", "rollouts"), accelerator=True, multihost=True)
+@stage("reason", version=8, outputs=("checkpoint", "rollouts"), accelerator=True, multihost=True)
 def reason(job: Job) -> None:
     """Train the input checkpoint by reinforcement; publish the policy and every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.

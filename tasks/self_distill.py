@@ -6,7 +6,7 @@ from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import stage
 
 
-@stage("self_distill", version=7, outputs=("traces", "checkpoint"), accelerator=True, multihost=True)
+@stage("self_distill", version=8, outputs=("traces", "checkpoint"), accelerator=True, multihost=True)
 def self_distill(job: Job) -> None:
     """Sample completions, keep those better than their group's mean, and train on them, weighted by advantage."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
