@@ -63,6 +63,7 @@ def serve(setting: str) -> None:
     import jax
     import numpy as np
 
+    import nautile
     from nautile.configs.load import load
     from nautile.data.tokenizer import tokenizer_for
     from nautile.model.nautile import initialise
@@ -73,6 +74,8 @@ def serve(setting: str) -> None:
     from nautile.rl.rewards import advantages
     from nautile.rl.rollouts import RolloutEngine
 
+    if not Path(nautile.__file__).is_relative_to(Path.cwd()):  # else both workers would be the installed package
+        raise SystemExit(f"{Path.cwd()} has no src/nautile: only checkouts with the package `nautile` are compared")
     config = load(ROOT / "bench" / "studies" / "table1.toml")
     model, rollout, tokenizer = config.model, config.reason.rollout, tokenizer_for(config.tokenizer)
     prompts = PROMPTS[setting]
@@ -123,7 +126,7 @@ def compare(other: Path, setting: str, repeats: int) -> dict[str, Any]:
 
     command = [sys.executable, __file__, str(other), "--serve", setting]
     places = {
-        name: ({**ALLOCATOR, **os.environ, "PYTHONPATH": str(tree)}, tree)
+        name: ({**ALLOCATOR, **os.environ, "PYTHONPATH": str(tree / "src")}, tree)
         for name, tree in (("before", other), ("now", ROOT))
     }
     timings: dict[str, list[dict[str, Any]]] = {name: [] for name in places}
