@@ -11,11 +11,18 @@ from urllib.parse import quote
 # pairs, which no output in UTF-8 can hold: JSON and names of files may have them.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+
 _BREAK = re.compile(r"[\n\u2028\u2029]")
 
 # Characters that begin inline markup, links (also bare addresses) and formulas in Markdown.
 _MARKUP = re.compile(r"[\\`*_$@]|\](?=[(\[:])|~(?=~)|(?<=\w):(?=//)|(?<=\bwww)\.", re.IGNORECASE)
 _BLOCK = re.compile(r"^(\d*)([.)+=#-])(?=[ =#-]|$)")  # list, heading, heading underline or rule, at the start of a line
+
+
+def has_half_pair(text: str) -> bool:
+    """Whether a text has half a surrogate pair, which JSON can hold and UTF-8 cannot."""
+    return not text.isascii() and _HALF_PAIR.search(text) is not None
 
 
 def visible(text: object, most: int | None = None) -> str:

@@ -145,8 +145,9 @@ def _loaded(text: str) -> tuple[Any, bool]:
 
     def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         nonlocal repeated
-        repeated = repeated or len(dict(pairs)) < len(pairs)
-        return dict(pairs)
+        found = dict(pairs)
+        repeated = repeated or len(found) < len(pairs)
+        return found
 
     try:
         value = json.loads(

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import parse_json
+from nautile.common.text import has_half_pair
 from nautile.configs.distill import PromptSetConfig
 from nautile.data.distill.prompt_files import QUESTIONS_PER_ARTICLE, check_prompt_set, read_prompt_rows
 from nautile.data.records import Rejected
@@ -108,8 +109,7 @@ def _prompt(source: PromptSetConfig, row: Any, row_name: str) -> Prompt | str:
         return "too_long"
     identity = _text(row, source.columns.get("id", "id")) or row_name
     passage = _text(row, source.columns.get("passage", "passage"))
-    # A lone surrogate anywhere: documents have the passage and the id too.
-    if any("\ud800" <= c <= "\udfff" for text in (query, identity, passage or "") if not text.isascii() for c in text):
+    if any(map(has_half_pair, (query, identity, passage or ""))):  # documents have the passage and the id too
         return "invalid_utf8"
     digest = hashlib.sha256(query.encode("utf-8")).hexdigest()[:12]
     return Prompt(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from nautile.common.errors import ConfigError
+from nautile.common.text import has_half_pair
 from nautile.evals.graders.instructions import check_known
 from nautile.evals.graders.numbers import parse_number
 
@@ -76,7 +77,7 @@ class BenchmarkRecord:
         return index
 
     def _check_encodable(self, name: str, *texts: str) -> None:
-        if any("\ud800" <= c <= "\udfff" for text in texts if not text.isascii() for c in text):
+        if any(map(has_half_pair, texts)):
             self.refuse(f"field `{name}` has half a surrogate pair, which no text in UTF-8 has")
 
     def refuse(self, reason: str) -> NoReturn:

@@ -122,8 +122,7 @@ _BOUNDARY = re.compile(r"[.!?。](?=\s|$)|\n|;|,(?=\s)|\bor\b|\band\b", re.IGNOR
 # "not 13", "isn't -13", "rather than 13", just before the number
 _DENIED = re.compile(r"(?:\bnot|n't|\brather\s+than|\binstead\s+of)\s+-?$", re.IGNORECASE)
 _BOUNDS = re.compile(r"\bbetween\s+\S+\s+and\s+\S+", re.IGNORECASE)
-# "5th", "5x", "18 + y"
-# ordinals, terms, bounds
+# Behind a number that is no answer: "5th", "5x", "18 + y", "18π", "5 factorial", "18 or more".
 _NO_VALUE = re.compile(
     r"(?:st|nd|rd|th)\b|[axyz]\b|\s*[-+*×·]\s*[nxyz]\b|\s*(?:π|pi\b)|\s+(?:factorial|squared|cubed)\b"
     r"|\+(?!\s*[0-9])|\s+or\s+(?:more|less|fewer)\b",

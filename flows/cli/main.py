@@ -581,9 +581,8 @@ def _run_command() -> int:
         os.environ |= loopback_direct(os.environ)
         app()
     except SystemExit as ending:  # raised by Typer, with the code of a usage error or of `typer.Exit`
-        if isinstance(
-            ending.__context__, BrokenPipeError
-        ):  # the reader has closed the output (`nautile sql ... | head`)
+        # The reader has closed the output (`nautile sql ... | head`).
+        if isinstance(ending.__context__, BrokenPipeError):
             return 0
         return ending.code if isinstance(ending.code, int) else 0 if ending.code is None else 1
     except (ConfigError, Retryable) as error:

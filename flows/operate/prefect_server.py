@@ -279,11 +279,7 @@ def healthy(url: str, timeout_s: float) -> bool:
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=timeout_s) as reply:
             return reply.status == 200
-    except (
-        OSError,
-        ValueError,
-        http.client.HTTPException,
-    ):  # the last: another program answers, or the address is none
+    except (OSError, ValueError, http.client.HTTPException):  # nobody, or another program; or the address is none
         return False
 
 
