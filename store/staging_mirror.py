@@ -52,7 +52,7 @@ _UNFINISHED_STEP = re.compile(r"(?:.*/)?checkpoints/(?:damaged/|steps/[^/]*[^/0-
 _MARKER = re.compile(r"fan_outs/[^/]+/(?:done/[^/]+|list\.json|finished\.json)|done\.json")
 _OF_THIS_MACHINE = {"request.json", "live.json", "error.json", "fan_outs/attempt.json", PUBLICATION, UPLOADS, SENT}
 # What an item is working on: another machine runs it from the beginning.
-_OF_RUNNING_ITEM = re.compile(r"fan_outs/[^/]+/work/.*")
+_OF_RUNNING_ITEM = re.compile(r"fan_outs/[^/]+/items/.*")
 
 Stamps = dict[str, list[int]]  # name -> [bytes, ctime]
 Progress = list[int]  # [finished steps and items, bytes]: of two states the greater one is more advanced

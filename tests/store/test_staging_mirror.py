@@ -118,7 +118,7 @@ def test_finished_items_are_sent_with_what_they_wrote_and_what_they_used_up_is_d
         {
             "fan_outs/cut/list.json": "{}",
             "fan_outs/cut/done/1": "{}",
-            "fan_outs/cut/work/2/live.json": "{}",
+            "fan_outs/cut/items/2/live.json": "{}",
             "fan_outs/attempt.json": "{}",
             "scratch/files/1/ids": "ids",
             "scratch/files/.2.partial-x/ids": "half",

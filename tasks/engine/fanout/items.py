@@ -5,7 +5,7 @@ only record of what is done, so any process that holds the key's lock can contin
 
     fan_outs/<fan-out>/list.json       the items, and the share of them that may be skipped; written once
                        done/<item>     marks a finished item
-                       work/<item>/    a running item: live.json, log.txt, error.json
+                       items/<item>/   a running item: live.json, log.txt, error.json
                        finished.json   marks a finished fan-out: the skipped items and why
 
 An item can be restarted after a crash, and can even run twice at once (if its host counted as lost but still works). So
@@ -83,7 +83,7 @@ class Markers:
 
     def item_folder(self, item: str) -> Path:
         """Where a running item's log, progress and error lie."""
-        return self.folder / "work" / item
+        return self.folder / "items" / item
 
     def write_finished(self, skipped: dict[str, str]) -> None:
         write_json(self.folder / "finished.json", {"skipped": skipped})
@@ -129,7 +129,7 @@ def process_item(fan_out: FanOut, job: Job, item: str) -> None:
 
 def item_logs(staging: Path) -> list[Path]:
     """The logs of the running items of all fan-outs in a staging folder."""
-    return sorted(staging.glob(f"{FOLDER}/*/work/*/log.txt"))
+    return sorted(staging.glob(f"{FOLDER}/*/items/*/log.txt"))
 
 
 def emit_with_source(emit: Emit, fan_out: str, item: str) -> Emit:

@@ -92,7 +92,7 @@ class FanOutRunner:
         self._emit_counts(fan_out, item_pass)
         # Only after a pass in which no item failed: with this file the fan-out is finished for good.
         markers.write_finished(item_pass.skipped)
-        shutil.rmtree(markers.folder / "work", ignore_errors=True)
+        shutil.rmtree(markers.folder / "items", ignore_errors=True)
 
     def _list_items(self, fan_out: FanOut) -> None:
         files = ChildFiles(self.staging)
