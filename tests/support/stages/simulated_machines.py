@@ -161,8 +161,12 @@ class Machine:
             store, refused = self.store, self.view.refused
             store.refresh()
             refused.clear()
-            for item in collect(store, find_garbage(store, stale_days=0.0)):
-                prefix = f"simulated/run/{payload_prefix(item.artifact.manifest)}/" if item.artifact else None
+            garbage = find_garbage(store, stale_days=0.0)
+            # What only this machine has of a version is an item, and what the remote has without a manifest another.
+            at_remote = [item.path for item in garbage if item.artifact and store.is_mirrored(item.artifact)]
+            for item in collect(store, garbage):
+                is_whole = item.artifact and item.path in at_remote
+                prefix = f"simulated/run/{payload_prefix(item.artifact.manifest)}/" if is_whole else None
                 names = {f"simulated/run/{name}" for name in item.remote}
                 left = [path for path in refused if path in names or (prefix and path.startswith(prefix))]
                 assert not left, f"{left} counts as removed"

@@ -179,6 +179,12 @@ def test_histories_leave_every_artifact_whole_and_of_one_execution():
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(7200)  # some 21 minutes of processor time
+def test_thousands_of_histories_leave_every_artifact_whole_and_of_one_execution():
+    simulate(max_examples=2000, stateful_step_count=12, derandomize=True)
+
+
+@pytest.mark.heavy
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_planted_fault_is_found_within_some_histories(fault, monkeypatch):
     FAULTS[fault](monkeypatch)
