@@ -77,7 +77,7 @@ def ask(repository, tmp_path_factory):
     """ask(folder, **fields) -> [rows of the set, prompts] or the error, and the hub; one process for all."""
     home = tmp_path_factory.mktemp("home")
     with FakeHub(repository, "org/set", REVISION) as hub:
-        environment = {"HF_HOME": str(home), "HF_ENDPOINT": hub.url, "PYTHONPATH": str(Path(__file__).parents[3])}
+        environment = {"HF_HOME": str(home), "HF_ENDPOINT": hub.url}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         process = subprocess.Popen([sys.executable, "-c", CHILD], env={**os.environ, **environment}, text=True, **pipes)
 
