@@ -281,7 +281,9 @@ class Endpoint:
             answered = await self._others_are_answered(sent_before)
         finally:
             self.active_count += 1
-        return answered or (self.has_answered and await self.answers_another(sent_before))
+        # Replies that cannot be read are the endpoint's fault, as long as none could (`unreadable`).
+        can_tell = self.has_answered or error.reason != "invalid_reply"
+        return answered or (can_tell and await self.answers_another(sent_before))
 
     async def _others_are_answered(self, sent_before: int) -> bool:
         breaker = self.circuit_breaker

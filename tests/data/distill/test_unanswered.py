@@ -2,6 +2,8 @@
 
 import json
 import logging
+import threading
+import time
 from itertools import count
 
 import pytest
@@ -10,6 +12,7 @@ from nautile.common.errors import ConfigError, Retryable
 from nautile.common.retry import Backoff
 from nautile.configs.distill import PromptSetConfig
 from nautile.configs.endpoint import EndpointConfig
+from nautile.data.distill.ask import Teachers
 from nautile.data.endpoints import circuit_breaker
 from nautile.data.endpoints import session as sessions
 from tests.support.servers.fake_openai import FakeOpenAI, always
@@ -59,6 +62,29 @@ def test_prompts_that_always_fail_are_counted_and_not_rejected(run, fields, capl
         again = run({"t": openai(server)}, chunk=chunk, **fields)
         assert (len(again.kept), again.counts["unanswered"], again.rejected) == (PROMPTS, {}, [])
         assert max(server.answers.values()) <= 2, "small requests aside, nothing is asked twice"
+
+
+def test_a_prompt_that_always_fails_while_the_next_one_is_prepared_is_no_outage(run, fields, monkeypatch):
+    """Nothing else is in progress then, and the endpoint has answered nothing yet."""
+    attempts = threading.Semaphore(0)
+    prepare = Teachers.prepare
+
+    def prepare_late(teachers, prompts):
+        if prompts[0].query == "Which word is number 1 of the list?":
+            assert all(attempts.acquire(timeout=240) for _ in range(3))
+            time.sleep(0.1)  # to decide what its failure means
+        return prepare(teachers, prompts)
+
+    def fails(text):
+        if "number 0 of" not in text:
+            return None
+        attempts.release()
+        return "500"
+
+    monkeypatch.setattr(Teachers, "prepare", prepare_late)
+    with FakeOpenAI(poison=fails) as server:
+        output = run({"t": openai(server)}, chunk=1, **fields)
+    assert (len(output.kept), output.counts["unanswered"]) == (PROMPTS - 1, {"server_error": 1})
 
 
 @pytest.mark.parametrize("fault", ["429", "500"])

@@ -55,6 +55,12 @@ class Operated:
     def service(self, name: str) -> services.Service:
         return next(service for service in services.services(self.store) if service.name == name)
 
+    def kill(self, name: str) -> None:
+        """Kill a service and wait for its end: until then `up` rightly counts it as running."""
+        service = self.service(name)
+        os.kill(service.pid, signal.SIGKILL)
+        until(lambda: not service.alive())
+
     def start(self, deployment: str, **parameters: Any) -> str:
         entry = fetch(f"{self.api}/deployments/name/{deployment}/{deployment}-toy")
         return fetch(f"{self.api}/deployments/{entry['id']}/create_flow_run", {"parameters": parameters})["id"]
@@ -100,9 +106,7 @@ def operated(tmp_path, prefect_home) -> Iterator[Operated]:
 @pytest.mark.parametrize("victim", ["server", "deployments", "dashboard"])
 def test_after_the_death_of_any_service_everything_goes_on(operated, victim):
     run, step = operated.step_at_work()
-    died = operated.service(victim)
-    os.kill(died.pid, signal.SIGKILL)
-    until(lambda: not died.alive())
+    operated.kill(victim)
     operated.up()
     assert {service.name for service in services.services(operated.store) if service.alive()} == {
         "server", "deployments", "dashboard",
@@ -209,7 +213,7 @@ def test_a_gate_is_held_longer_than_every_time_limit_and_over_crashes_and_retrie
         assert suspended()
         time.sleep(2)
     # A restart of the server, and of all services.
-    os.kill(operated.service("server").pid, signal.SIGKILL)
+    operated.kill("server")
     operated.up()
     assert suspended()
     services.down(operated.store)
