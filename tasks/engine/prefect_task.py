@@ -37,8 +37,6 @@ from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.child_process import pause
 from nautile.tasks.engine.errors import BACKOFF, RetryPolicy, StageCancelled
 from nautile.tasks.engine.failure import reason, slug
-from nautile.tasks.engine.fanout.prefect_executor import MAX_RETRIES, prefect_executor
-from nautile.tasks.engine.fanout.ray_executor import ray_executor
 from nautile.tasks.engine.prefect_page import run_page, summary
 from nautile.tasks.engine.progress import RateMeter, StageUpdate, describe_progress, notify, subscribe
 from nautile.tasks.engine.stage import RunContext, Stage
@@ -46,6 +44,7 @@ from nautile.tasks.engine.staging import note_giving_up, write_retry_note
 
 logger = logging.getLogger(__name__)
 
+MAX_RETRIES = 100_000  # `RetryPolicy` sets the limit, not Prefect
 SHOW_EVERY_S = 15.0  # each time is an event of Prefect's
 LEASE_S = 60.0  # lease of a slot: the minimum that Prefect accepts
 RENEW_S = 15.0
@@ -56,6 +55,18 @@ _FINAL = (400, 401, 403, 404, 405, 422)  # statuses of requests that cannot succ
 FIRST_SHOWN_AFTER_S = 1.0  # a shorter stage gets no progress bar
 
 _pages: dict[UUID, "_TaskRunPage"] = {}  # by task run, until it succeeds
+
+
+def _name_no_limit(record: logging.LogRecord) -> bool:
+    """Take Prefect's number of retries, which has no meaning here, and the error's log out of its message about one."""
+    if str(record.msg).startswith("Task run failed with %s: %r - Retry %s/%s") and isinstance(record.args, tuple):
+        kind, error, number = record.args[:3]
+        text = first_line(error) if isinstance(error, BaseException) else str(error)
+        record.msg, record.args = "Task run failed with %s: %s - retry %s follows", (kind, text, number)
+    return True
+
+
+logging.getLogger("prefect.task_runs").addFilter(_name_no_limit)
 
 
 @cache
@@ -82,8 +93,7 @@ def as_prefect_task(stage: Stage) -> Task[..., dict[str, str]]:
         try:
             # Waits before the slot is taken: a step that pauses for an hour must not hold one.
             pause(page.pause_s)
-            executor = ray_executor if context.launch.engine == "ray" else prefect_executor
-            outputs = run_stage(stage, section, inputs, context, executor, lambda: _slot(context))
+            outputs = run_stage(stage, section, inputs, context, slot=lambda: _slot(context))
         except StageCancelled:
             # Another thread of the run was cancelled. Raised, it would be an unexpected crash of this task for Prefect.
             del _pages[task_run.task_run.id]

@@ -70,7 +70,7 @@ def test_a_step_that_waits_for_a_slot_is_not_running_for_prefect(monkeypatch):
 
 
 def test_a_cancelled_stage_is_cancelled_and_not_crashed_for_prefect(monkeypatch, sums_task):
-    def cancelled(*_):
+    def cancelled(*_, **__):
         raise StageCancelled("the run was cancelled")
 
     monkeypatch.setattr(prefect_task, "run_stage", cancelled)
