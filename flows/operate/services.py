@@ -28,7 +28,7 @@ from nautile.flows.operate import prefect_server
 from nautile.flows.operate.prefect_calls import call
 from nautile.flows.operate.prefect_faults import database_fault, last_error, setting_fault
 from nautile.store.artifacts import Store
-from nautile.tasks.engine import prefect_page
+from nautile.tasks.engine.dashboard_links import DASHBOARD_URL
 
 # One per stage, and those of the pipeline, the evaluation and the regression.
 DEPLOYMENTS = len(OPERATED) + 3
@@ -101,7 +101,7 @@ def up(
     use_login(store)
     start_server = module_command("nautile.flows.operate.prefect_server", str(server_port))
     server = prefect_server.server_settings(host, server_port, login)
-    deploy_command, deploy_variables = [*nautile, "deploy", config], api_variable | {prefect_page.DASHBOARD_URL: page}
+    deploy_command, deploy_variables = [*nautile, "deploy", config], api_variable | {DASHBOARD_URL: page}
     dashboard_command = [*nautile, "dashboard", "--port", str(dashboard_port)]
     # In this order: the deployments register with the server, and the dashboard links to it.
     launches = [

@@ -30,20 +30,20 @@ from prefect.states import Cancelled, Pending, Running
 from prefect.utilities.engine import emit_task_run_state_change_event
 
 from nautile.common.errors import Retryable
-from nautile.common.text import first_line, visible
+from nautile.common.text import first_line, markdown_table, visible
 from nautile.store.locks import KeyLock
-from nautile.store.mirror import open_store
 from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.child_process import pause
+from nautile.tasks.engine.dashboard_links import artifact_page, run_page
 from nautile.tasks.engine.errors import BACKOFF, RetryPolicy, StageCancelled
 from nautile.tasks.engine.failure import reason, slug
-from nautile.tasks.engine.prefect_page import run_page, summary
 from nautile.tasks.engine.progress import RateMeter, StageUpdate, describe_progress, notify, subscribe
 from nautile.tasks.engine.stage import RunContext, Stage
 from nautile.tasks.engine.staging import note_giving_up, write_retry_note
 
 logger = logging.getLogger(__name__)
 
+MOST_METRICS = 16  # in the page about a stage
 MAX_RETRIES = 100_000  # `RetryPolicy` sets the limit, not Prefect
 SHOW_EVERY_S = 15.0  # each time is an event of Prefect's
 LEASE_S = 60.0  # lease of a slot: the minimum that Prefect accepts
@@ -357,9 +357,8 @@ class _TaskRunPage:
             self._show(100.0, _describe(last, RateMeter()))
 
         def send() -> None:
-            store = open_store(self._context.store_root)
-            page, title = summary(store, last, outputs), f"{self._label}: {_describe(last, RateMeter())}"
-            create_markdown_artifact(page, key=f"stage-{self._slug}", description=title)
+            title = f"{self._label}: {_describe(last, RateMeter())}"
+            create_markdown_artifact(_summary(last, outputs), key=f"stage-{self._slug}", description=title)
 
         self._send(send)
 
@@ -384,6 +383,22 @@ class _TaskRunPage:
         except Exception as error:
             # A server that is down for a moment must not fail hours of work; the store has the same facts.
             logger.warning("an artifact of %s could not be sent to Prefect: %s", self._label, error)
+
+
+def _summary(update: StageUpdate, outputs: dict[str, str]) -> str:
+    """The page about a stage that succeeded, as Markdown: its artifacts and newest metrics; `update` is its last.
+
+    `nautile show` and the dashboard have the facts and curves.
+    """
+    pages = {artifact: artifact_page(update.run_id, artifact) for artifact in outputs.values()}
+    rows = [(f"[{artifact}]({page})" if page else f"`{artifact}`",) for artifact, page in pages.items()]
+    parts = [f"## {update.label}: {update.state}", markdown_table(("artifact",), rows)]
+    if update.metrics:
+        cells = [(f"`{name}`", f"{value:.6g}") for name, value in sorted(update.metrics.items())[:MOST_METRICS]]
+        parts.append(markdown_table(("metric", "last value"), cells))
+    if page := run_page(update.run_id):
+        parts.append(f"[the run in the dashboard]({page})")
+    return "\n\n".join(parts) + "\n"
 
 
 def _describe(update: StageUpdate, meter: RateMeter) -> str:
