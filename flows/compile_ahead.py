@@ -1,6 +1,6 @@
 """Compile the programs of later stages in a process of their own while a pretraining runs.
 
-The process is `tasks.engine.compile_ahead`.
+The process is `tasks.compile_ahead`.
 """
 
 import logging
@@ -17,8 +17,8 @@ from nautile.common.processes import thread_beside
 from nautile.configs.schema import RunConfig
 from nautile.flows.dag import Step
 from nautile.store.artifacts import Store
+from nautile.tasks.compile_ahead import REHEARSED, AheadRequest
 from nautile.tasks.engine.child_process import run_child
-from nautile.tasks.engine.compile_ahead import REHEARSED, AheadRequest
 from nautile.tasks.engine.errors import StageCancelled
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def _run(store: Store, request: AheadRequest, stop: threading.Event) -> None:
         write_json(file, asdict(request))
         try:
             ended = run_child(
-                "nautile.tasks.engine.compile_ahead", str(file), log=path, store=request.store, tick=end_with_run
+                "nautile.tasks.compile_ahead", str(file), log=path, store=request.store, tick=end_with_run
             )
         except OSError as error:
             log.warning("no process compiles programs ahead (%s): the stages compile them", error)

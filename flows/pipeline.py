@@ -40,8 +40,8 @@ from nautile.flows.selection import PreparedRun, Selection, check_ray_hosts, out
 from nautile.store.artifacts import Store
 from nautile.store.mirror import open_store
 from nautile.tasks.engine.child_process import cancelling
+from nautile.tasks.engine.dashboard_links import run_page
 from nautile.tasks.engine.failure import advice, reason
-from nautile.tasks.engine.prefect_page import run_page
 from nautile.tasks.engine.prefect_task import as_prefect_task
 from nautile.tasks.engine.stage import RunContext
 

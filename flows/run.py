@@ -29,7 +29,7 @@ from nautile.flows.readiness import has_prompt_files, missing_settings, missing_
 from nautile.flows.selection import PreparedRun, Selection, check_ray_hosts, is_in_store, outdated_lines, prepare_run
 from nautile.store.artifacts import Store
 from nautile.store.mirror import open_store
-from nautile.tasks.engine import prefect_page
+from nautile.tasks.engine.dashboard_links import DASHBOARD_URL
 from nautile.tasks.engine.failure import RESUME_HEADING, advice
 from nautile.tasks.engine.progress import StageUpdate, subscribe
 
@@ -106,7 +106,7 @@ def run(
         progress.heading = "starting the embedded Prefect server (about 20 s the first time, less after)"
     view = view_for(progress, out)
     if page := url_of(store, "dashboard"):
-        os.environ.setdefault(prefect_page.DASHBOARD_URL, page)
+        os.environ.setdefault(DASHBOARD_URL, page)
     begun = time.monotonic()
     listener = ProgressListener(progress, view)
     unsubscribe = subscribe(listener)

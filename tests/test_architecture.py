@@ -126,6 +126,15 @@ def test_there_are_no_import_cycles():
     assert not cyclic, f"in a cycle: {cyclic}"
 
 
+def test_the_engine_reaches_no_stage_no_evaluation_and_no_reader_of_data():
+    graph = import_graph()
+    engine = {name for name in graph if name.startswith("nautile.tasks.engine")}
+    reached = set().union(*(reachable(graph, name) for name in engine)) - engine
+    known = {"nautile.data.endpoints.reply_source", "nautile.model.compile_cache", "nautile.model.processes"}
+    wrong = {name for name in reached if package_of(name) not in ("common", "configs", "store")} - known
+    assert not wrong, sorted(wrong)
+
+
 def test_only_jax_sdks_and_commands_are_imported_late():
     """Inside a function: what loads JAX or a vendor's SDK, and what a command of the CLI loads for itself.
 

@@ -24,8 +24,8 @@ from nautile.common.text import counted, visible
 from nautile.configs.training import TRAINED
 from nautile.evals.scoring.scores import title_of
 from nautile.store.artifacts import Store
+from nautile.tasks.engine.dashboard_links import run_page
 from nautile.tasks.engine.failure import advice, reason
-from nautile.tasks.engine.prefect_page import run_page
 from nautile.tasks.engine.progress import StageUpdate, subscribe
 
 logger = logging.getLogger(__name__)

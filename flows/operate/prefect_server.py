@@ -61,15 +61,8 @@ _SERVER = {"PREFECT_UI_ENABLED": "0", "PREFECT_API_BLOCKS_REGISTER_ON_START": "f
 # A run's own server has no login, so it never takes the address of an operator's server from the environment.
 _SERVER["PREFECT_SERVER_API_HOST"] = "127.0.0.1"
 _SERVER |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
-# Prefect's server writes each state of a task run in its own transaction by default. With the work items of several
-# runs it falls minutes behind, and its pages block. Batches with a delay of a second avoid that.
-_BATCHES = {
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "200",
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
-    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "200",
-    # In memory, Prefect's default, a restart of the server forgets who holds a slot, which then is taken for ever.
-    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-}
+# In memory, Prefect's default, a restart of the server forgets who holds a slot, which then is taken for ever.
+_LEASES = "prefect.server.concurrency.lease_storage.filesystem"
 
 
 def configure_prefect(store: Store) -> Path:
@@ -300,8 +293,7 @@ def serve(port: int, parent: int | None = None) -> None:
     """
     if parent is not None:
         die_with_parent(parent)
-    for name, value in _BATCHES.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE", _LEASES)
     # An operator's own broker may have the older name of the setting.
     broker = os.environ.get("PREFECT_MESSAGING_BROKER", BROKER)
     os.environ.setdefault("PREFECT_SERVER_EVENTS_MESSAGING_BROKER", broker)

@@ -34,7 +34,7 @@ from nautile.flows.operate.prefect_faults import database_fault, last_error, set
 from nautile.store.artifacts import Store
 from nautile.store.locks import KeyLock
 from nautile.store.manifest import host
-from nautile.tasks.engine import prefect_page
+from nautile.tasks.engine.dashboard_links import DASHBOARD_URL
 from nautile.tasks.engine.failure import slug
 
 STARTUP_S = 180.0
@@ -123,7 +123,7 @@ def _up(
     use_login(store)
     start_server = module_command("nautile.flows.operate.prefect_server", str(server_port))
     server = prefect_server.server_settings(address, server_port, login)
-    deploy_command, deploy_variables = [*nautile, "deploy", config], api_variable | {prefect_page.DASHBOARD_URL: page}
+    deploy_command, deploy_variables = [*nautile, "deploy", config], api_variable | {DASHBOARD_URL: page}
     dashboard_command = [*nautile, "dashboard", "--port", str(dashboard_port)]
     # In this order: the deployments register with the server, and the dashboard links to it.
     launches = [

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ from nautile.store.mirror import MirroredStore, open_store
 from nautile.tasks.engine.attempt_log import AttemptLog
 from nautile.tasks.engine.child_process import crash_of, pause, raise_for_exit, run_child
 from nautile.tasks.engine.errors import StageCrash
-from nautile.tasks.engine.fanout.executor import ExecutorFactory, local_executor
-from nautile.tasks.engine.fanout.own_disk import through_remote
+from nautile.tasks.engine.fanout import own_disk
+from nautile.tasks.engine.fanout.executor import ExecutorFactory, local_executor, ray_executor
 from nautile.tasks.engine.fanout.runner import FanOutRunner
 from nautile.tasks.engine.stage import RunContext, Stage
 from nautile.tasks.engine.staging import PublishedAs, Staging, failure_in_sweep, open_staging
@@ -55,15 +56,16 @@ def run_stage(
     section: dict[str, Any],
     inputs: dict[str, str],
     context: RunContext,
-    executors: ExecutorFactory = local_executor,
+    executors: ExecutorFactory | None = None,
     slot: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> dict[str, str]:
     """Make one attempt: reuse artifacts, or work in a child process and publish. Returns kind -> artifact id.
 
     It needs no Prefect. `inputs` maps names to artifact ids, short or full. `executors` opens the executor that runs
-    the items of the stage's fan-outs. `slot` is entered for the length of the work; it may wait until others have ended
-    theirs, which a stage that only reuses artifacts does not. Raises `ConfigError`, `Retryable`, `StageCrash`, and
-    `StageCancelled` (or `KeyboardInterrupt`); the child and its children have ended by then.
+    the items of the stage's fan-outs, by default that of `launch.engine`. `slot` is entered for the length of the work;
+    it may wait until others have ended theirs, which a stage that only reuses artifacts does not. Raises `ConfigError`,
+    `Retryable`, `StageCrash`, and `StageCancelled` (or `KeyboardInterrupt`); the child and its children have ended by
+    then.
     """
     store = open_store(context.store_root)
     store.prepare()
@@ -84,7 +86,7 @@ class _Attempt:
     inputs: Artifacts
     context: RunContext
     key: str
-    executors: ExecutorFactory
+    executors: ExecutorFactory | None
     log: AttemptLog
     slot: Callable[[], AbstractContextManager[None]]
 
@@ -261,9 +263,11 @@ class _Attempt:
 
     def _run_fan_outs(self, staging: Staging, on_progress: Progress) -> int:
         """Run the items that are not done. Returns the peak memory of any one of them, in bytes."""
-        executors, launch = self.executors, self.context.launch
+        launch = self.context.launch
+        executors = self.executors or (ray_executor if launch.engine == "ray" else local_executor)
         if launch.engine == "ray" and isinstance(self.store, MirroredStore):
-            executors = through_remote(executors, self.store, staging.path, staging.attempt, self.stage.fan_outs)
+            remote = self.executors or partial(ray_executor, run=own_disk.run_item)
+            executors = own_disk.through_remote(remote, self.store, staging.path, staging.attempt, self.stage.fan_outs)
         runner = FanOutRunner(self.stage.fan_outs, staging.request, staging.attempt, launch, executors, on_progress)
         try:
             runner.run()

@@ -30,22 +30,21 @@ from prefect.states import Cancelled, Pending, Running
 from prefect.utilities.engine import emit_task_run_state_change_event
 
 from nautile.common.errors import Retryable
-from nautile.common.text import first_line, visible
+from nautile.common.text import first_line, markdown_table, visible
 from nautile.store.locks import KeyLock
-from nautile.store.mirror import open_store
 from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.child_process import pause
+from nautile.tasks.engine.dashboard_links import artifact_page, run_page
 from nautile.tasks.engine.errors import BACKOFF, RetryPolicy, StageCancelled
 from nautile.tasks.engine.failure import reason, slug
-from nautile.tasks.engine.fanout.prefect_executor import MAX_RETRIES, prefect_executor
-from nautile.tasks.engine.fanout.ray_executor import ray_executor
-from nautile.tasks.engine.prefect_page import run_page, summary
 from nautile.tasks.engine.progress import RateMeter, StageUpdate, describe_progress, notify, subscribe
 from nautile.tasks.engine.stage import RunContext, Stage
 from nautile.tasks.engine.staging import note_giving_up, write_retry_note
 
 logger = logging.getLogger(__name__)
 
+MOST_METRICS = 16  # in the page about a stage
+MAX_RETRIES = 100_000  # `RetryPolicy` sets the limit, not Prefect
 SHOW_EVERY_S = 15.0  # each time is an event of Prefect's
 LEASE_S = 60.0  # lease of a slot: the minimum that Prefect accepts
 RENEW_S = 15.0
@@ -56,6 +55,18 @@ _FINAL = (400, 401, 403, 404, 405, 422)  # statuses of requests that cannot succ
 FIRST_SHOWN_AFTER_S = 1.0  # a shorter stage gets no progress bar
 
 _pages: dict[UUID, "_TaskRunPage"] = {}  # by task run, until it succeeds
+
+
+def _name_no_limit(record: logging.LogRecord) -> bool:
+    """Take Prefect's number of retries, which has no meaning here, and the error's log out of its message about one."""
+    if str(record.msg).startswith("Task run failed with %s: %r - Retry %s/%s") and isinstance(record.args, tuple):
+        kind, error, number = record.args[:3]
+        text = first_line(error) if isinstance(error, BaseException) else str(error)
+        record.msg, record.args = "Task run failed with %s: %s - retry %s follows", (kind, text, number)
+    return True
+
+
+logging.getLogger("prefect.task_runs").addFilter(_name_no_limit)
 
 
 @cache
@@ -82,8 +93,7 @@ def as_prefect_task(stage: Stage) -> Task[..., dict[str, str]]:
         try:
             # Waits before the slot is taken: a step that pauses for an hour must not hold one.
             pause(page.pause_s)
-            executor = ray_executor if context.launch.engine == "ray" else prefect_executor
-            outputs = run_stage(stage, section, inputs, context, executor, lambda: _slot(context))
+            outputs = run_stage(stage, section, inputs, context, slot=lambda: _slot(context))
         except StageCancelled:
             # Another thread of the run was cancelled. Raised, it would be an unexpected crash of this task for Prefect.
             del _pages[task_run.task_run.id]
@@ -347,9 +357,8 @@ class _TaskRunPage:
             self._show(100.0, _describe(last, RateMeter()))
 
         def send() -> None:
-            store = open_store(self._context.store_root)
-            page, title = summary(store, last, outputs), f"{self._label}: {_describe(last, RateMeter())}"
-            create_markdown_artifact(page, key=f"stage-{self._slug}", description=title)
+            title = f"{self._label}: {_describe(last, RateMeter())}"
+            create_markdown_artifact(_summary(last, outputs), key=f"stage-{self._slug}", description=title)
 
         self._send(send)
 
@@ -374,6 +383,22 @@ class _TaskRunPage:
         except Exception as error:
             # A server that is down for a moment must not fail hours of work; the store has the same facts.
             logger.warning("an artifact of %s could not be sent to Prefect: %s", self._label, error)
+
+
+def _summary(update: StageUpdate, outputs: dict[str, str]) -> str:
+    """The page about a stage that succeeded, as Markdown: its artifacts and newest metrics; `update` is its last.
+
+    `nautile show` and the dashboard have the facts and curves.
+    """
+    pages = {artifact: artifact_page(update.run_id, artifact) for artifact in outputs.values()}
+    rows = [(f"[{artifact}]({page})" if page else f"`{artifact}`",) for artifact, page in pages.items()]
+    parts = [f"## {update.label}: {update.state}", markdown_table(("artifact",), rows)]
+    if update.metrics:
+        cells = [(f"`{name}`", f"{value:.6g}") for name, value in sorted(update.metrics.items())[:MOST_METRICS]]
+        parts.append(markdown_table(("metric", "last value"), cells))
+    if page := run_page(update.run_id):
+        parts.append(f"[the run in the dashboard]({page})")
+    return "\n\n".join(parts) + "\n"
 
 
 def _describe(update: StageUpdate, meter: RateMeter) -> str:

@@ -16,6 +16,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,9 +30,9 @@ from nautile.store.manifest import is_safe_name
 from nautile.store.mirror import MirroredStore
 from nautile.store.staging_mirror import host_files
 from nautile.tasks.engine.errors import StageCancelled
-from nautile.tasks.engine.fanout.executor import Executor, ExecutorFactory, Future
+from nautile.tasks.engine.fanout.executor import Executor, ExecutorFactory
 from nautile.tasks.engine.fanout.items import FOLDER, FanOut
-from nautile.tasks.engine.fanout.work_item import ItemResult, WorkItem, run_child_of
+from nautile.tasks.engine.fanout.work_item import ItemResult, WorkItem, run_once, with_retries
 from nautile.tasks.engine.remote_child import open_remote, request_of, send_request
 
 logger = logging.getLogger(__name__)
@@ -42,16 +43,19 @@ CHECK_EVERY_S = 5.0
 # On the host of an item
 
 
-def run_item(item: WorkItem, earlier_tries: int = 0) -> ItemResult:
+def run_item(item: WorkItem) -> ItemResult:
     """As `work_item.run_item`, in a folder that is removed afterwards. The result names the files that were sent."""
     store = open_remote(item.url)
-    key = item.staging.name
-    check = _lease_check(store, item, key)
-    check()
+    check_lease = _lease_check(store, item, item.staging.name)
+    return with_retries(item, lambda: _run_once(store, item, check_lease), check_lease)
+
+
+def _run_once(store: MirroredStore, item: WorkItem, check_lease: Callable[[], None]) -> ItemResult:
+    check_lease()
     staging = store.root / "cache" / "items" / f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
     _remove_leftovers(staging.parent)
     try:
-        request = request_of(store, key)
+        request = request_of(store, item.staging.name)
         events = Path(request["events"])
         # The store has one folder for the event files of all hosts, so their names must differ by host.
         request["events"] = str(events.with_name(f"{events.stem}-{store.machine[:8]}{events.suffix}"))
@@ -59,7 +63,7 @@ def run_item(item: WorkItem, earlier_tries: int = 0) -> ItemResult:
         _fetch(store, dict(item.files), staging)
         before = _stamps(staging)
         write_json(staging / "request.json", request | {"staging": str(staging)})
-        result = run_child_of(replace(item, request=str(staging / "request.json")), earlier_tries, check)
+        result = run_once(replace(item, request=str(staging / "request.json")), check_lease)
         store.push_events()
         return replace(result, **_send_changes(store, item, staging, before))
     finally:
@@ -160,7 +164,7 @@ class _Items:
     objects: dict[str, str] = field(default_factory=dict)  # files of the staging folder -> objects at the remote
     stamps: dict[str, tuple[int, int]] = field(default_factory=dict)  # of these files, when they were sent or fetched
 
-    def submit(self, item: WorkItem) -> "_Result":
+    def submit(self, item: WorkItem) -> Future[Any]:
         """Send the files that the item reads, unless the remote has them, and submit the item."""
         names = sorted(
             file.relative_to(self.staging).as_posix()
@@ -175,10 +179,11 @@ class _Items:
         assert self.store.url
         files = tuple((name, self.objects[name]) for name in names)
         remote_item = replace(item, request=f"{self.staging.name}/request.json", url=self.store.url, files=files)
-        return _Result(self, item, self.executor.submit(remote_item))
+        return self.executor.submit(remote_item)
 
-    def take(self, item: WorkItem, result: ItemResult) -> ItemResult:
+    def result(self, item: WorkItem, future: Future[Any]) -> ItemResult:
         """Fetch the files that an item has written, its marker last: with the marker the item counts as done."""
+        result = self.executor.result(item, future)
         files = dict(result.files)
         marker = {name: files.pop(name) for name in list(files) if name == f"{FOLDER}/{item.fan_out}/done/{item.item}"}
         # The marker last: a crash or a power cut in between leaves an item that is not done, and runs again.
@@ -197,21 +202,6 @@ class _Items:
         self.store.remote.put(self.staging / name, self.objects[name])
 
 
-@dataclass(frozen=True)
-class _Result:
-    """The future of an item; its `result` also fetches the files that the item has written."""
-
-    items: _Items
-    item: WorkItem
-    future: Future
-
-    def add_done_callback(self, call: Callable[[Any], Any]) -> object:
-        return self.future.add_done_callback(call)
-
-    def result(self) -> ItemResult:
-        return self.items.take(self.item, self.future.result())
-
-
 def through_remote(
     factory: ExecutorFactory, store: MirroredStore, staging: Path, attempt: int, fan_outs: tuple[FanOut, ...]
 ) -> ExecutorFactory:
@@ -227,7 +217,7 @@ def through_remote(
             with factory(launch) as executor:
                 items = _Items(store, staging, {fan_out.name: fan_out for fan_out in fan_outs}, executor)
                 try:
-                    yield Executor(items.submit, executor.capacity)
+                    yield Executor(items.submit, executor.capacity, items.result)
                 finally:
                     # Before the executor closes, which waits for running items: without this file they end soon.
                     store.remote.delete([f"{folder}/attempt.json"])

@@ -10,6 +10,7 @@ import queue
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,7 @@ from nautile.tasks.engine.child_process import (
     run_child,
 )
 from nautile.tasks.engine.errors import StageCrash
-from nautile.tasks.engine.fanout.executor import Executor, ExecutorFactory, Future
+from nautile.tasks.engine.fanout.executor import Executor, ExecutorFactory
 from nautile.tasks.engine.fanout.items import FanOut, Markers
 from nautile.tasks.engine.fanout.work_item import WorkItem, lease
 
@@ -131,7 +132,7 @@ class _Pass:
     executor: Executor
     skipped: dict[str, str] = field(default_factory=dict)
     failed: list[tuple[str, Exception]] = field(default_factory=list)
-    running: dict[str, tuple[Future, int]] = field(default_factory=dict)  # item -> its future and slot
+    running: dict[str, tuple[WorkItem, Future[Any]]] = field(default_factory=dict)  # by the name of the item
     ended: "queue.SimpleQueue[str]" = field(default_factory=queue.SimpleQueue)
     peak_bytes: int = 0
     shown_at: float = -math.inf
@@ -161,12 +162,12 @@ class _Pass:
             self._raise_failure()
 
     def _submit(self, item: str) -> None:
-        used_slots = {slot for _, slot in self.running.values()}
+        used_slots = {other.slot for other, _ in self.running.values()}
         # The lowest free number: it names the item's event file, of which there are then as many as items at a time.
         slot = next(number for number in range(1, len(used_slots) + 2) if number not in used_slots)
         work_item = WorkItem(str(self.runner.request_path), self.runner.attempt, self.fan_out.name, item, slot)
         future = self.executor.submit(work_item)
-        self.running[item] = (future, slot)
+        self.running[item] = (work_item, future)
         # The callback may run in any thread, so it only puts the name into a queue that this thread reads.
         future.add_done_callback(lambda _: self.ended.put(item))
 
@@ -175,9 +176,8 @@ class _Pass:
 
         Raises `ConfigError` if the fan-out cannot succeed any more: too many skipped items, or an error of the store.
         """
-        future, _ = self.running.pop(item)
         try:
-            result = future.result()
+            result = self.executor.result(*self.running.pop(item))
         except ConfigError:
             raise
         except Exception as error:

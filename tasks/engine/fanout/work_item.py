@@ -6,20 +6,25 @@ within a second, on whichever host it runs.
 """
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json, write_json
+from nautile.common.retry import retry
 from nautile.store.manifest import code_commit, host
 from nautile.tasks.engine.child_process import ChildFiles, pause, raise_for_exit, run_child
-from nautile.tasks.engine.errors import ITEM_BACKOFF, NotWritable, StageCancelled
+from nautile.tasks.engine.errors import ITEM_BACKOFF, NotWritable, RetryPolicy, StageCancelled
 from nautile.tasks.engine.fanout.items import FOLDER, Markers
+
+logger = logging.getLogger(__name__)
 
 LEASE = f"{FOLDER}/attempt.json"  # in the staging folder
 
@@ -54,24 +59,36 @@ class ItemResult:
     removed: tuple[str, ...] = ()  # likewise: files that it received and removed
 
 
-def run_item(item: WorkItem, earlier_tries: int = 0) -> ItemResult:
-    """Run the item, after the backoff pause for `earlier_tries`.
+def run_item(item: WorkItem) -> ItemResult:
+    """Run the item, and again after failures that a retry may solve, as `RetryPolicy` with `ITEM_BACKOFF` says.
 
-    Raises `Retryable` and `StageCrash` for failures that a retry may solve, `ConfigError` for errors that concern more
-    than this item, and `StageCancelled`.
+    Raises the last `Retryable` or `StageCrash`, `ConfigError` for errors that concern more than this item, and
+    `StageCancelled`.
     """
-    return run_child_of(item, earlier_tries, lambda: _check_lease(item))
+    check_lease = partial(_check_lease, item)
+    return with_retries(item, lambda: run_once(item, check_lease), check_lease)
 
 
-def run_child_of(item: WorkItem, earlier_tries: int, check_lease: Callable[[], object]) -> ItemResult:
-    """As `run_item`, with a `check_lease` that raises `StageCancelled` once the item's attempt is over."""
-    check_lease()
-    if earlier_tries:
-        until = time.monotonic() + ITEM_BACKOFF.pause_s(earlier_tries)
+def with_retries(item: WorkItem, run: Callable[[], ItemResult], check_lease: Callable[[], object]) -> ItemResult:
+    """Call `run` until it returns a result, or fails for good."""
+
+    def announce(error: Exception, attempt: int, pause_s: float) -> None:
+        logger.warning("%s failed, and is retried in %.0f s: %s", item, pause_s, error)
+
+    def sleep(seconds: float) -> None:
+        until = time.monotonic() + seconds
         while (remaining_s := until - time.monotonic()) > 0:
             # In small steps, so that an attempt that ends meanwhile ends this pause too.
             pause(min(remaining_s, 0.3))
             check_lease()
+
+    should_retry = RetryPolicy(ITEM_BACKOFF).should_retry
+    return retry(run, ITEM_BACKOFF, should_retry=should_retry, before_pause=announce, sleep=sleep)
+
+
+def run_once(item: WorkItem, check_lease: Callable[[], object]) -> ItemResult:
+    """Run the item once. `check_lease` raises `StageCancelled` once the item's attempt is over."""
+    check_lease()
     markers = Markers.of(item.staging, item.fan_out)
     if markers.is_done(item.item):
         return ItemResult()  # an earlier try had finished, but its result was lost

@@ -16,7 +16,7 @@ from nautile.common.processes import is_loopback
 from nautile.flows.operate import services
 from nautile.flows.operate.prefect_calls import call
 from nautile.store.locks import KeyLock
-from nautile.tasks.engine import prefect_page
+from nautile.tasks.engine.dashboard_links import DASHBOARD_URL
 from tests.support.servers.http_server import FakeServer, json_response
 
 API = "http://192.0.2.7:4200/api"
@@ -133,7 +133,7 @@ def test_a_server_that_died_is_started_where_the_others_look_for_it(store, start
 def test_deployments_that_are_started_again_link_to_the_dashboard_that_runs(store, started):
     record(store, server="http://127.0.0.1:5000/api", dashboard="http://127.0.0.1:9000")
     services.up(store, "local", 4200, 8501, lambda line: None)
-    assert started["deployments"][prefect_page.DASHBOARD_URL] == "http://127.0.0.1:9000"
+    assert started["deployments"][DASHBOARD_URL] == "http://127.0.0.1:9000"
 
 
 class Declaring(FakeServer):

@@ -1,6 +1,5 @@
-"""The pages about a failed and a successful stage: their wording, and that text from outside stays text."""
+"""The page about a failed stage: its wording, and that text from outside stays text."""
 
-import base64
 import copy
 import json
 import re
@@ -9,14 +8,9 @@ from pathlib import Path
 import pytest
 
 from nautile.common.errors import ConfigError, Retryable
-from nautile.store.artifacts import Store
-from nautile.store.events import EventWriter
 from nautile.tasks.engine.child_process import ChildFiles, Exit, raise_for_exit
 from nautile.tasks.engine.errors import StageCrash
 from nautile.tasks.engine.failure import RESUME_HEADING, advice, failure_page, reason, slug
-from nautile.tasks.engine.prefect_page import summary
-from nautile.tasks.engine.progress import StageUpdate
-from tests.support.samples.stage_store import published
 from tests.support.stages.toy_stages import HOSTILE
 
 
@@ -66,42 +60,6 @@ def test_a_reason_is_without_the_log_and_a_crash_is_rebuilt_whole_as_pickle_does
         assert error.was_killed
     assert reason(ValueError()) == "ValueError"
     assert slug("evaluate:Align b") == "evaluate-align-b"
-
-
-def test_a_successful_stage_has_its_curve_facts_and_links(tmp_path, monkeypatch):
-    monkeypatch.setenv("NAUTILE_DASHBOARD_URL", "http://127.0.0.1:8501/")
-    store = Store(tmp_path / "store")
-    facts = {"steps": 20, "source": HOSTILE, "deep": {"kept": 7}, "list": [1]}
-    artifact = published(store, "checkpoint", "a", execution="e1", facts=facts)
-    emit = EventWriter(store.root / "events" / "a.jsonl", "e1", stage="pretrain")
-    for step in range(2000):
-        emit("metric", name="loss", step=step, value=5.0 - step / 1000 if step != 3 else float("nan"))
-    emit("metric", name="validation_loss", step=2000, value=3.0)
-    emit.close()
-    from nautile.store.catalog import Catalog
-
-    Catalog(store).ingest()
-    update = StageUpdate("pretrain", "pretrain", "done", run_id="r 1", metrics={"loss": 3.0})
-    text = summary(store, update, {"checkpoint": artifact.id})
-    assert (
-        f"| [{artifact.id}](http://127.0.0.1:8501/lineage?run=r+1&artifact=checkpoint%2F{artifact.id[-12:]}) | 2 |"
-        in text
-    )
-    assert "| `checkpoint.steps` | `20` |" in text
-    assert "| `checkpoint.deep.kept` | `7` |" in text
-    assert "[this stage in the dashboard](http://127.0.0.1:8501/training?run=r+1)" in text
-    assert not re.search(r"(?m)^(?!.*`[^`]*<script>).*<script>", text)
-    (picture,) = re.findall(r"!\[loss by step\]\(data:image/svg\+xml;base64,([^)]+)\)", text)
-    svg = base64.b64decode(picture).decode()
-    assert svg.startswith("<svg")
-    assert "xmlns=" in svg
-    assert "validation_loss" in svg
-    assert len(text) < 60_000
-
-    reused = summary(store, StageUpdate("pretrain", "pretrain", "reused", run_id="r2"), {"checkpoint": artifact.id})
-    assert "data:image" not in reused
-    monkeypatch.delenv("NAUTILE_DASHBOARD_URL")
-    assert "](" not in summary(store, StageUpdate("pretrain", "x", "reused"), {"checkpoint": artifact.id})
 
 
 @pytest.mark.parametrize("error", [{}, [], {"type": "ConfigError"}, {"type": 1, "message": "x"}], ids=str)

@@ -10,8 +10,8 @@ from prefect.context import TaskRunContext
 
 from nautile.common.errors import Retryable
 from nautile.tasks.engine import prefect_task
+from nautile.tasks.engine.dashboard_links import DASHBOARD_URL
 from nautile.tasks.engine.errors import StageCancelled
-from nautile.tasks.engine.prefect_page import DASHBOARD_URL
 from nautile.tasks.engine.prefect_task import _TaskRunPage
 from nautile.tasks.engine.progress import StageUpdate
 from nautile.tasks.engine.stage import RunContext
@@ -70,7 +70,7 @@ def test_a_step_that_waits_for_a_slot_is_not_running_for_prefect(monkeypatch):
 
 
 def test_a_cancelled_stage_is_cancelled_and_not_crashed_for_prefect(monkeypatch, sums_task):
-    def cancelled(*_):
+    def cancelled(*_, **__):
         raise StageCancelled("the run was cancelled")
 
     monkeypatch.setattr(prefect_task, "run_stage", cancelled)
@@ -93,3 +93,15 @@ def test_a_retry_is_announced_without_a_limit_that_has_no_meaning():
     record = logging.LogRecord("prefect.task_runs", logging.INFO, "", 0, text, values, None)
     assert logging.getLogger(record.name).filter(record)
     assert record.getMessage() == "Task run failed with exception: no answer - retry 1 follows"
+
+
+def test_the_page_about_a_stage_names_its_artifacts_and_newest_metrics(monkeypatch):
+    monkeypatch.setenv(DASHBOARD_URL, "http://127.0.0.1:8501/")
+    update = StageUpdate("pretrain", "pretrain", "done", run_id="r 1", metrics={"loss": 3.0})
+    text = prefect_task._summary(update, {"checkpoint": "checkpoint/abc"})
+    page = "http://127.0.0.1:8501/lineage?run=r+1&artifact=checkpoint%2Fabc"
+    assert f"| [checkpoint/abc]({page}) |" in text
+    assert "| `loss` | 3 |" in text
+    assert "[the run in the dashboard](http://127.0.0.1:8501/?run=r+1)" in text
+    monkeypatch.delenv(DASHBOARD_URL)
+    assert "](" not in prefect_task._summary(update, {"checkpoint": "checkpoint/abc"})

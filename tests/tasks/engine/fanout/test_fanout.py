@@ -1,9 +1,10 @@
-"""Fan-outs without Prefect: markers, skipped items, resume by any number of workers, ending with the parent."""
+"""Fan-outs: markers, retried and skipped items, resume by any number of workers, ending with the parent."""
 
 import json
 import signal
 import threading
 from contextvars import copy_context
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,25 @@ from nautile.configs.operation import LaunchConfig
 from nautile.store.catalog import Catalog
 from nautile.tasks.engine import child_process as child
 from nautile.tasks.engine.attempt import run_stage
-from nautile.tasks.engine.errors import StageCancelled, StageCrash
+from nautile.tasks.engine.errors import CRASHES, ITEM_BACKOFF, StageCancelled, StageCrash
+from nautile.tasks.engine.fanout import work_item
 from nautile.tasks.engine.fanout.items import FanOut, Markers, finished_items, skipped_items, write_item_list
 from nautile.tasks.engine.fanout.work_item import WorkItem, lease, run_item
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import RunContext, stage
 from tests.support.stages.stage_parent import is_alive, wait_for
 from tests.support.stages.stage_pieces import joined, pieces, runs, section, start
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """No pauses between the tries of an item."""
+    monkeypatch.setattr(work_item, "ITEM_BACKOFF", replace(ITEM_BACKOFF, first_s=0.01, longest_s=0.01))
+
+
+@pytest.fixture
+def one_try(monkeypatch):
+    monkeypatch.setattr(work_item, "ITEM_BACKOFF", replace(ITEM_BACKOFF, attempts=1))
 
 
 @pytest.fixture
@@ -100,7 +113,7 @@ def test_too_many_bad_items_are_one_message_and_are_tried_again_by_the_next_run(
 
 
 @pytest.mark.slow
-def test_a_failed_item_does_not_stop_the_others_and_is_the_only_one_run_again(store, context):
+def test_a_failed_item_does_not_stop_the_others_and_is_the_only_one_run_again(store, context, one_try):
     config = section(3, faults={"piece-0": {"crash": 1, "retry": 2}})  # a crash at the first try, an outage at the next
     crash = r"(?s)cut: 1 of 3 .*exit code 1: by zero.*its last lines:.*ZeroDivisionError: by zero"
     with pytest.raises(StageCrash, match=crash):
@@ -120,12 +133,47 @@ def test_a_failed_item_does_not_stop_the_others_and_is_the_only_one_run_again(st
 
 
 @pytest.mark.slow
-def test_three_failed_items_end_the_stage(store):
+def test_three_failed_items_end_the_stage(store, one_try):
     faults = {f"piece-{index}": {"retry": 9} for index in range(5)}
     one_worker = RunContext("r1", str(store.root), launch=LaunchConfig(workers=1))
     with pytest.raises(Retryable, match="cut: 5 of 5 files left; piece-0: "):
         run_stage(pieces, section(5, faults=faults), {}, one_worker)
     assert times(store) == {"list": 1, "piece-0": 1, "piece-1": 1, "piece-2": 1}
+
+
+@pytest.mark.slow
+def test_each_item_is_retried_or_skipped_by_itself(store, context, caplog):
+    faults = {"piece-0": {"bad": 9}, "piece-1": {"retry": 2}, "piece-2": {"killed": 1}}
+    outputs = run_stage(pieces, section(4, faults=faults, skippable=0.25), {}, context)
+    assert text(store, outputs) == joined(4, without=(0,))
+    facts = store.get(outputs["numbers"]).manifest["facts"]
+    assert facts["skipped"] == {"piece-0": "piece-0: not a text"}
+    cut = {"list": 1, "piece-0": 1, "piece-1": 3, "piece-2": 2, "piece-3": 1}
+    assert {item: facts["runs"][item] for item in cut} == cut
+    assert caplog.text.count("cut piece-1 failed, and is retried in 0 s: http://127.0.0.1:9 does not answer") == 2
+    assert "cut piece-2 failed, and is retried in 0 s: its process was ended by signal 9 (SIGKILL" in caplog.text
+
+
+@pytest.mark.slow
+def test_the_tries_of_an_item_are_bounded(store, context):
+    faults = {"piece-0": {"crash": 99}, "piece-1": {"retry": 99}}
+    with pytest.raises((StageCrash, Retryable), match=r"piece-\d"):
+        run_stage(pieces, section(2, faults=faults), {}, context)
+    assert times(store) == {"list": 1, "piece-0": 1 + CRASHES, "piece-1": ITEM_BACKOFF.attempts}
+
+
+def test_the_pause_before_another_try_ends_with_the_attempt(tmp_path, monkeypatch):
+    monkeypatch.setattr(work_item, "ITEM_BACKOFF", replace(ITEM_BACKOFF, first_s=600.0, longest_s=600.0))
+    item = WorkItem(str(tmp_path / "request.json"), 1, "cut", "a", 1)
+
+    def fail():
+        raise Retryable("no answer")
+
+    def is_over():
+        raise StageCancelled("its attempt is over")
+
+    with pytest.raises(StageCancelled, match="its attempt is over"):
+        work_item.with_retries(item, fail, is_over)
 
 
 @pytest.mark.slow
@@ -276,9 +324,6 @@ def test_a_host_with_other_code_is_refused(tmp_path):
         run_item(WorkItem(str(folder / "request.json"), 1, "cut", "a", 1))
 
 
-def test_ray_needs_a_flow(store):
-    launch = LaunchConfig(engine="ray")
-    with pytest.raises(ConfigError, match=r"launch\.engine 'ray' needs Prefect"):
-        run_stage(pieces, section(), {}, RunContext("r1", str(store.root), launch=launch))
+def test_the_address_of_a_cluster_needs_the_engine_ray():
     with pytest.raises(ValueError, match=r"launch\.ray_address needs engine 'ray'"):
         LaunchConfig(ray_address="127.0.0.1:6379")

@@ -1,7 +1,7 @@
 """Work items on hosts that have neither the disk nor a path of the run's machine, only the store's remote."""
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -88,6 +88,8 @@ def test_what_an_item_has_written_is_on_disk_before_its_marker_is(machine, monke
     monkeypatch.setattr(os, "fsync", record_sync)
     items = own_disk._Items(store, staging, {}, Executor(lambda item: None, lambda: 1))
     item = WorkItem(str(staging / "request.json"), 1, "cut", "piece-0", 1, store.url)
-    items.take(item, ItemResult(files=tuple((name, name) for name in names)))
+    future = Future()
+    future.set_result(ItemResult(files=tuple((name, name) for name in names)))
+    items.result(item, future)
     assert {(staging / name).stat().st_ino for name in names} <= synced
     assert unsynced == []

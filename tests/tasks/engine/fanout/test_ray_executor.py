@@ -1,14 +1,13 @@
 """Messages where Ray or the cluster is not as configured. No cluster is started here."""
 
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from nautile.common.errors import ConfigError
 from nautile.common.processes import free_port
 from nautile.configs.operation import LaunchConfig
-from nautile.tasks.engine.fanout.ray_executor import check_prefect_url, ray_executor
+from nautile.tasks.engine.fanout.executor import ray_executor
 from nautile.tasks.engine.ray_cluster import connection_problem
 
 
@@ -44,23 +43,3 @@ def test_a_token_that_is_missing_is_named():
     deep.__cause__ = RuntimeError("RPC error: InvalidAuthToken: Authentication token is missing")
     assert "RAY_AUTH_TOKEN_PATH" in connection_problem(deep)
     assert connection_problem(ConnectionError("nobody\nat all")) == "nobody"
-
-
-@pytest.mark.parametrize(
-    ("url", "others", "refused"),
-    [
-        ("http://127.0.0.1:4200/api", ["10.0.0.2"], True),
-        ("http://localhost:4200/api", ["10.0.0.2"], True),
-        ("", ["10.0.0.2"], True),
-        ("http://10.0.0.1:4200/api", ["10.0.0.2"], False),
-        ("http://127.0.0.1:4200/api", [], False),
-    ],
-)
-def test_other_hosts_must_be_able_to_reach_prefect(url, others, refused):
-    nodes = [{"NodeManagerAddress": address, "Alive": True} for address in ["10.0.0.1", *others]]
-    ray = SimpleNamespace(nodes=lambda: nodes, util=SimpleNamespace(get_node_ip_address=lambda: "10.0.0.1"))
-    if refused:
-        with pytest.raises(ConfigError, match=r"the cluster has 1 other hosts, which cannot reach Prefect at"):
-            check_prefect_url(ray, url)
-    else:
-        check_prefect_url(ray, url)

@@ -17,8 +17,8 @@ from nautile.flows.compile_ahead import compiling_ahead, request_of
 from nautile.flows.dag import build_dag
 from nautile.model.nautile import initialise
 from nautile.model.weights.files import save_weights
-from nautile.tasks.engine import compile_ahead
-from nautile.tasks.engine.compile_ahead import rehearse
+from nautile.tasks import compile_ahead
+from nautile.tasks.compile_ahead import rehearse
 from nautile.tasks.engine.job import Job
 from nautile.tasks.reason import reason
 from nautile.tasks.self_distill import self_distill
@@ -118,7 +118,7 @@ def test_the_process_ends_with_the_run(store, monkeypatch):
     config = load("local")
     with compiling_ahead(store, config, build_dag(config), False):
         pass
-    assert calls == [("nautile.tasks.engine.compile_ahead", str(store.root))]
+    assert calls == [("nautile.tasks.compile_ahead", str(store.root))]
     quiet = config.model_copy(update={"launch": config.launch.model_copy(update={"compile_ahead": False})})
     with compiling_ahead(store, quiet, build_dag(config), False):
         pass

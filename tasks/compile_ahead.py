@@ -1,4 +1,4 @@
-"""Compile the programs of later stages ahead of time: `python -m nautile.tasks.engine.compile_ahead REQUEST.json`.
+"""Compile the programs of later stages ahead of time: `python -m nautile.tasks.compile_ahead REQUEST.json`.
 
 The process runs only while the cores are otherwise idle. It writes the programs to the store's compilation cache. A
 stage that begins before its programs are there compiles them itself, so results never depend on this process.
@@ -19,7 +19,7 @@ from nautile.configs.training import AlignConfig, ReasonConfig, SelfDistillConfi
 from nautile.rl.objective_registry import Balance
 from nautile.tasks.engine.child_main import begin, keep_compiled
 
-logger = logging.getLogger("nautile.tasks.engine.compile_ahead")
+logger = logging.getLogger("nautile.tasks.compile_ahead")
 
 REHEARSED = ("align", "reason", "self_distill")  # stages whose programs can be compiled ahead, in a run's order
 
