@@ -53,8 +53,8 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
         except ConfigError as error:
             damage = str(error)
         last_run = last.get(step.key, {})
-        staging = store.root / "staging" / step.key
-        live = read_live(staging / "live.json")
+        staging = store.staging_files(step.key)
+        live = read_live(staging.live)
         # The order matters: a damaged or complete artifact counts more than what its staging folder says.
         state = "not made"
         if damage:

@@ -99,7 +99,7 @@ def unexpected(error: Exception) -> tuple[str, int]:
 
     if fault := setting_fault(str(error)):
         return fault, 2
-    path = the_store().root / "logs" / "errors.log"
+    path = the_store().logs / "errors.log"
     details = f" (details in {path})"
     try:
         with path.open("a", encoding="utf-8") as file:

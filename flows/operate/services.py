@@ -115,7 +115,7 @@ def up(
         if launch.name in running:
             continue
         report(f"starting {launch.name}")
-        log = store.root / "logs" / f"{launch.name}.log"
+        log = store.logs / f"{launch.name}.log"
         # The log is appended to, and only new lines say why this start failed.
         earlier = log.stat().st_size if log.exists() else 0
         service = _start(store, launch, log)
@@ -197,7 +197,7 @@ def _login(store: Store, api: str) -> str:
 
 
 def _login_file(store: Store) -> Path:
-    return store.root / "prefect" / "login.json"
+    return store.prefect / "login.json"
 
 
 def _start(store: Store, launch: _Launch, log: Path) -> Service:
@@ -265,7 +265,7 @@ def _end(service: Service) -> None:
 
 
 def _record(store: Store) -> Path:
-    return store.root / "services.json"
+    return store.services
 
 
 def _dashboard_answers(service: Service) -> bool:

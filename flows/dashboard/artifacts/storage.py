@@ -11,6 +11,7 @@ import streamlit as st
 from nautile.common.text import size
 from nautile.flows.dashboard import cards, queries, shared
 from nautile.flows.dashboard.shared import ChosenRun
+from nautile.store.layout import Layout
 from nautile.store.mirror import open_store
 
 FOLDERS = {
@@ -85,7 +86,7 @@ def _folder_sizes(root: str) -> list[dict[str, Any]]:
             total, complete = _size_of(Path(root) / name)
             what = what if complete else f"{what} (its first {MAX_FILES:,} files)"
             rows.append({"folder": name, "bytes": total, "what": what})
-    catalog = Path(root) / "catalog.duckdb"
+    catalog = Layout(root).catalog_path
     rows.append(
         {"folder": catalog.name, "bytes": catalog.stat().st_size, "what": "the catalog's tables, which can be rebuilt"}
     )
