@@ -30,7 +30,7 @@ from nautile.common.text import as_file_name
 from nautile.configs.operation import RetentionConfig
 from nautile.store.artifacts import Artifact, Store, VersionId
 from nautile.store.catalog import Catalog
-from nautile.store.layout import CHECKPOINTS, REPLIES, STAGING, StagingFiles
+from nautile.store.layout import CHECKPOINTS, EXECUTION, REPLIES, STAGING, StagingFiles
 from nautile.store.locks import KeyLock
 from nautile.store.manifest import KEY, LARGEST_MANIFEST, MANIFEST, host, read_manifest
 from nautile.store.mirror import MirroredStore
@@ -337,10 +337,10 @@ def _versions_to_keep(store: Store, artifacts: list[Artifact], rules: RetentionC
 
 def _inputs_in_use(store: Store) -> set[str]:
     """The digests of the inputs of unfinished work, on this machine and at the remote."""
-    records = [read_json(path) for path in store.staging_root.glob("*/execution.json")]
+    records = [read_json(path) for path in store.staging_root.glob(f"*/{EXECUTION}")]
     if isinstance(store, MirroredStore):
         remote = store.remote
-        names = [name for name in remote.names(STAGING) if name.endswith("/execution.json")]
+        names = [name for name in remote.names(STAGING) if name.endswith(f"/{EXECUTION}")]
         records += remote.map(lambda name: remote.read_json(f"{STAGING}/{name}", LARGEST_MANIFEST), names)
     inputs = [record.get("inputs") for record in records if isinstance(record, dict)]
     return {str(digest) for named in inputs if isinstance(named, dict) for digest in named.values()}

@@ -23,7 +23,7 @@ CHECKPOINTS = "checkpoints"  # wherever a stage keeps its own (model/training/ch
 STEPS = f"{CHECKPOINTS}/steps"
 SCRATCH = "scratch"
 FAN_OUTS, ITEM_LIST, DONE_ITEMS, RUNNING_ITEMS, FINISHED = "fan_outs", "list.json", "done", "work", "finished.json"
-LOG = "log.txt"
+EXECUTION, LOG = "execution.json", "log.txt"
 
 
 class Layout:
@@ -115,7 +115,7 @@ class Layout:
         return self.root / "services.json"
 
     @property
-    def machine(self) -> Path:
+    def machine_path(self) -> Path:
         """The id of this folder among those that share a remote (store/lease.py)."""
         return self.root / "machine.json"
 
@@ -190,7 +190,7 @@ class StagingFiles(ChildFiles):
     @property
     def execution(self) -> Path:
         """The execution that works here, and its latest attempt."""
-        return self.folder / "execution.json"
+        return self.folder / EXECUTION
 
     @property
     def request(self) -> Path:

@@ -265,7 +265,7 @@ def machine_id(root: Path) -> str:
     A folder that was copied to another machine, or within this one, has another id: of two machines with one id, each
     would take the other's lease for its own.
     """
-    path = Layout(root).machine
+    path = Layout(root).machine_path
     if not isinstance(record := read_json(path), dict):
         # The first steps of a new folder start at the same time. All must get one id: a lease with another would look
         # like that of a foreign machine, and after a crash this one would wait until it expires.
