@@ -29,6 +29,9 @@ from typing import Any
 
 import psutil
 
+from nautile.store.layout import Layout
+from nautile.store.manifest import MANIFEST
+
 ROOT = Path(__file__).resolve().parents[1]
 TOY = ROOT / "tests" / "support" / "stages" / "toy.toml"
 TOY_DAG = "tests.support.stages.toy_dag:toy_dag"
@@ -137,7 +140,7 @@ def snapshot(run: Run) -> dict[str, Counter[str]]:
 
 def files(store: Path) -> Iterator[str]:
     """Each file of a live artifact with its sha256; of an evaluation, whose files contain times, the scores."""
-    for manifest in (store / "artifacts").glob("*/*/manifest.json"):
+    for manifest in Layout(store).artifacts.glob(f"*/*/{MANIFEST}"):
         kind, key = manifest.parts[-3:-1]
         if "." in key:  # superseded: how many there are depends on the kills
             continue
@@ -174,7 +177,7 @@ def problems_of(run: Run, plain: dict[str, Counter[str]]) -> list[str]:
     while (left := run.processes()) and time.monotonic() < gone:
         time.sleep(0.2)
     lines = [f"process {process.pid} is left" for process in left]
-    lines += [f"{path.name[:16]}: unfinished work is left" for path in (run.store / "staging").glob("?" * 64)]
+    lines += [f"{path.name[:16]}: unfinished work is left" for path in Layout(run.store).staging_root.glob("?" * 64)]
     lines += [f"{name} is damaged: {names}" for name, names in run.nautile("store", "verify")["damaged"].items()]
     unfinished = run.nautile("sql", "SELECT label FROM runs WHERE state = 'running'")
     lines += [f"{row['label']} is still running in the catalog" for row in unfinished]

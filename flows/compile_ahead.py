@@ -56,7 +56,7 @@ def request_of(store: Store, config: RunConfig, steps: Sequence[Step], force: bo
         store=str(store.root),
         model=config.model.model_dump(mode="json"),
         tokenizer=config.tokenizer.model_dump(mode="json"),
-        steps=[(step.label, step.section, str(store.root / "staging" / step.key)) for step in later],
+        steps=[(step.label, step.section, str(store.staging_files(step.key).folder)) for step in later],
     )
 
 
@@ -66,9 +66,9 @@ def _run(store: Store, request: AheadRequest, stop: threading.Event) -> None:
         if stop.is_set():
             raise StageCancelled("the run has ended")
 
-    path = store.root / "logs" / LOG
+    path = store.logs / LOG
     with tempfile.TemporaryDirectory() as folder, suppress(StageCancelled):
-        file = Path(folder) / "request.json"
+        file = Path(folder) / "programs.json"
         write_json(file, asdict(request))
         try:
             ended = run_child(

@@ -348,9 +348,9 @@ def _attempt_state(
     store: Store, row: CatalogRow, run_state: str, time_left: Callable[[str, float, float], float | None] | None
 ) -> tuple[str, dict[str, Any]]:
     """The state of a step that has begun, and the fields of its `StepState` that follow from its attempts."""
-    staging = store.root / "staging" / (row["key"] or "unknown")  # not `Store.staging`, which would create the folder
+    staging = store.staging_files(row["key"] or "unknown")
     # Failed, but the run still lives and a retry is planned.
-    if row["state"] == "failed" and run_state in LIVE and (note := read_retry_note(staging)):
+    if row["state"] == "failed" and run_state in LIVE and (note := read_retry_note(staging.folder)):
         return "waiting", {"row": row, "note": note, "elapsed_s": row["seconds"]}
     if row["state"] != "running":
         return str(row["state"]), {"row": row, "elapsed_s": None if row["reused"] else row["seconds"]}
@@ -361,10 +361,10 @@ def _attempt_state(
         return "interrupted", {"row": row}
     # A running step: its progress is in live.json, which its process rewrites every few seconds.
     elapsed = (datetime.now(UTC).replace(tzinfo=None) - row["started"]).total_seconds()
-    live = read_live(staging / "live.json")
+    live = read_live(staging.live)
     fields: dict[str, Any] = {"row": row, "elapsed_s": max(0.0, elapsed), "metrics": live.get("metrics", {})}
     fields |= {name: live.get(name) or "" for name in ("note", "unit")}
-    fields["note"] = ", ".join(filter(None, (fields["note"], upload_note(staging))))
+    fields["note"] = ", ".join(filter(None, (fields["note"], upload_note(staging.folder))))
     done, total = live.get("done"), live.get("total")
     if done is not None and total is not None and total > 0:
         fields |= {"done": done, "total": total}

@@ -17,7 +17,7 @@ def publish_snapshot(store: Store, config: RunConfig, argument: str, step: int |
     Raises `ConfigError`, with the saved steps, if that step is not saved.
     """
     [pretrain] = prepare_run(config, Selection(only="pretrain"), store, argument).steps
-    folder = store.root / "staging" / pretrain.key / "scratch" / "checkpoints" / "steps"
+    folder = store.staging_files(pretrain.key).saved_steps
     saved = sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
     if not saved or step not in (None, *saved):
         available = f"it has {', '.join(map(str, saved))}" if saved else "it is finished, or has not saved any yet"

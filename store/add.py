@@ -14,6 +14,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import sha256_of, writing
 from nautile.common.input_files import check_regular, open_regular
 from nautile.store.artifacts import Artifact, Store
+from nautile.store.layout import StagingFiles
 from nautile.store.manifest import ADDED, stage_key
 from nautile.store.mirror import MirroredStore
 
@@ -75,7 +76,7 @@ def _publish(
     digests = section["files"]
     staging = store.staging(key)
     try:
-        output = staging / "output" / kind
+        output = StagingFiles(staging).output(kind)
         with writing(store.root):
             for name in digests:
                 (output / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,6 @@
 """The artifact store: artifacts by content key, published by one rename, and the staging folders of unfinished work.
 
-    <root>/store.json                     {"layout": 1}
-    <root>/artifacts/<kind>/<key>/        a live artifact: its files and manifest.json
-    <root>/artifacts/<kind>/<key>.<n>/    one that a forced rerun replaced (superseded), kept for its lineage
-    <root>/staging/<key>/                 work in progress; survives a crash, so that a retry resumes from it
-    <root>/events/*.jsonl  logs/  locks/  catalog.duckdb
+`store.layout` names its folders and files.
 
 `store.mirror.open_store` opens a store by its path or URL; for a URL it returns a `MirroredStore`, whose root is a
 local folder with the same layout.
@@ -29,6 +25,7 @@ from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.files import not_writable, read_json, sync_folder, write_json, writing
 from nautile.configs.base import fingerprint
+from nautile.store.layout import Layout
 from nautile.store.locks import KeyLock
 from nautile.store.manifest import (
     ADDED,
@@ -48,9 +45,7 @@ from nautile.store.manifest import (
 )
 from nautile.store.verify import damaged_files, trust_files
 
-DESCRIPTION = "store.json"  # of a store, and of its remote: the number of its layout
 LAYOUT = 1  # what folders and files are called, and what is in them; a store of another one is refused
-QUESTIONS = "waiting"  # folder of the store with a note for each run that waits for an answer
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")  # of a superseded version, as `_free_name` writes it and the catalog holds it
 REPLACED_S = 10.0  # how long to wait for an artifact that another process is replacing by two renames
 
@@ -122,40 +117,27 @@ class KeyLease(NamedTuple):
     check: Callable[[], None] = lambda: None
 
 
-class Store:
+class Store(Layout):
     """A store in a local folder. Cheap to construct: nothing is created until something is written."""
 
     url: str | None = None  # URL of the remote; only a `MirroredStore` has one
-
-    def __init__(self, root: str | Path) -> None:
-        self.root = Path(root).absolute()
 
     @property
     def location(self) -> str:
         """The URL of the store, or its folder, for messages."""
         return self.url or str(self.root)
 
-    @property
-    def catalog_path(self) -> Path:
-        """The DuckDB file of `store.catalog.Catalog`."""
-        return self.root / "catalog.duckdb"
-
-    @property
-    def digest_memory(self) -> Path:
-        """The cache file of `common.files.content_digests`, for local files that configurations name."""
-        return self.root / "local_files.json"
-
     def prepare(self) -> None:
         """Create the store's folders and check that it is writable; raises `ConfigError` if it is not."""
         self.check_layout()
         try:
-            if not (self.root / DESCRIPTION).exists():
+            if not self.description.exists():
                 self.root.mkdir(parents=True, exist_ok=True)
-                write_json(self.root / DESCRIPTION, {"layout": LAYOUT})
-            for name in ("artifacts", "staging", "events", "logs", "locks"):
-                (self.root / name).mkdir(parents=True, exist_ok=True)
+                write_json(self.description, {"layout": LAYOUT})
+            for folder in (self.artifacts, self.staging_root, self.events, self.logs, self.locks):
+                folder.mkdir(parents=True, exist_ok=True)
             # A file is written and removed, because permissions alone do not tell: a disk may be full or read-only.
-            probe = self.root / "staging" / f".probe-{uuid.uuid4().hex[:8]}"
+            probe = self.staging_root / f".probe-{uuid.uuid4().hex[:8]}"
             probe.write_bytes(b"\0")
             probe.unlink(missing_ok=True)
         except OSError as error:
@@ -164,8 +146,8 @@ class Store:
     def check_layout(self) -> None:
         """Raise `ConfigError` if the folder has artifacts in another layout than this version's."""
         # A folder with nothing but copied replies is a new store.
-        if (self.root / "artifacts").is_dir():
-            check_layout(str(self.root), read_json(self.root / DESCRIPTION))
+        if self.artifacts.is_dir():
+            check_layout(str(self.root), read_json(self.description))
 
     def refresh(self, *, events: bool = False, held: str | None = None) -> None:
         """Synchronise with the remote; without a remote this does nothing. See `MirroredStore.refresh`."""
@@ -219,7 +201,7 @@ class Store:
     def folders(self, kind: str | None = None) -> list[tuple[str, str, int, Path]]:
         """(kind, key, n, folder) of every artifact folder, whether its manifest is readable or not; n is 0 if live."""
         folders = []
-        for parent in sorted((self.root / "artifacts").glob("*")):
+        for parent in sorted(self.artifacts.glob("*")):
             for folder in sorted(parent.iterdir()) if parent.is_dir() and kind in (None, parent.name) else ():
                 # Anything else in there, such as a copy that somebody has named by its date, is no artifact.
                 key, dot, number = folder.name.partition(".")
@@ -245,14 +227,14 @@ class Store:
         """The staging folder of `key`, created if it does not exist. Hold `lock(key)` while working in it."""
         if not KEY.fullmatch(key):
             raise ValueError(f"not a key: {key!r}")
-        folder = self.root / "staging" / key
+        folder = self.staging_files(key).folder
         with writing(self.root):
             folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def lock(self, key: str) -> KeyLock:
         """The lock of `key` for the process that makes it; the kernel releases it when that process ends."""
-        return KeyLock(self.root / "locks" / f"{key}.lock")
+        return KeyLock(self.locks / f"{key}.lock")
 
     @contextmanager
     def lease(self, key: str, wait: Callable[[float], object], on_wait: Callable[[str], object]) -> Iterator[KeyLease]:
@@ -278,11 +260,11 @@ class Store:
         """The lock that the process of a run holds as long as it lives. A run that ends normally removes the file."""
         if not RUN.fullmatch(run):
             raise ValueError(f"not the id of a run: {run!r}")
-        return KeyLock(self.root / "locks" / f"run-{run}.lock")
+        return KeyLock(self.locks / f"run-{run}.lock")
 
     def begun_runs(self) -> list[str]:
         """Ids of the runs that have a lock file: running ones, and those whose process was killed."""
-        names = sorted(path.stem.removeprefix("run-") for path in (self.root / "locks").glob("run-*.lock"))
+        names = sorted(path.stem.removeprefix("run-") for path in self.locks.glob("run-*.lock"))
         return [name for name in names if RUN.fullmatch(name)]
 
     def lost_runs(self) -> list[str]:
@@ -415,7 +397,7 @@ class Store:
     def discard(self, folder: Path) -> None:
         """Remove a folder atomically: it is renamed first, so that a crash never leaves half of it under its name."""
         # In the store, so that the rename stays on one file system; `gc` removes what a crash leaves there.
-        trash = self.root / "staging" / f".trash-{uuid.uuid4().hex}"
+        trash = self.staging_root / f".trash-{uuid.uuid4().hex}"
         trash.parent.mkdir(parents=True, exist_ok=True)
         try:
             folder.rename(trash)
@@ -432,7 +414,7 @@ class Store:
     def _folder(self, kind: str, key: str) -> Path:
         if not (KIND.fullmatch(kind) and KEY.fullmatch(key)):
             raise ValueError(f"not a kind and a key: {kind!r}, {key!r}")
-        return self.root / "artifacts" / kind / key
+        return self.artifacts / kind / key
 
     def _free_name(self, folder: Path) -> Path:
         """The next free name `<key>.<n>` for a superseded version."""
@@ -455,7 +437,7 @@ class Store:
 
 
 def check_layout(location: str, description: Any) -> None:
-    """Raise `ConfigError` unless `description`, the content of a store's `DESCRIPTION`, has this version's layout."""
+    """Raise `ConfigError` unless `description`, of a store, has this version's layout."""
     layout = description.get("layout") if isinstance(description, dict) else None
     if layout != LAYOUT:
         fault = "has no layout number in store.json" if layout is None else f"has layout {str(layout)[:20]}"

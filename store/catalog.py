@@ -33,6 +33,7 @@ from nautile.common.files import NOT_WRITABLE, atomic_path, writing
 from nautile.common.text import first_line
 from nautile.store.artifacts import Store
 from nautile.store.events import READ_LIMIT, read_events
+from nautile.store.layout import EVENTS
 from nautile.store.locks import KeyLock, flock_until
 from nautile.store.manifest import MANIFEST
 from nautile.store.schema import (
@@ -128,7 +129,7 @@ class Catalog:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.path = store.catalog_path
-        self._lock_path = store.root / "locks" / "catalog.lock"  # its mtime is the end of the last `ingest`
+        self._lock_path = store.locks / "catalog.lock"  # its mtime is the end of the last `ingest`
 
     def ingest(self, *, patience: float = PATIENCE_S, most_s: float = math.inf) -> int:
         """Read manifests and events written since the last call; returns the number of rows written.
@@ -312,8 +313,8 @@ class Catalog:
             new_positions.clear()
             batch_bytes = 0
 
-        for path in sorted((self.store.root / "events").glob("*.jsonl")):
-            name, size = f"events/{path.name}", path.stat().st_size
+        for path in sorted(self.store.events.glob("*.jsonl")):
+            name, size = f"{EVENTS}/{path.name}", path.stat().st_size
             position = positions.get(name, 0)
             while position < size:
                 if budget <= 0 or (budget < READ_LIMIT and time.monotonic() >= deadline):
@@ -364,7 +365,7 @@ class Catalog:
     def _transaction(self, patience: float) -> Iterator[duckdb.DuckDBPyConnection]:
         """Run the block in a write transaction on tables of the current schema, which are created first."""
         with writing(self.store.root):
-            (self.store.root / "locks").mkdir(parents=True, exist_ok=True)
+            self.store.locks.mkdir(parents=True, exist_ok=True)
         with self._open(patience, read_only=False) as connection:
             try:
                 # An error that leaves the block closes the connection without COMMIT, which undoes all of it.

@@ -36,7 +36,7 @@ class FileCache:
         self.limit = limit
         self.fetched_bytes = 0
         self._store = store
-        self._folder = store.root / "cache" / "files"
+        self._folder = store.cache / "files"
         with writing(store.root):
             self._folder.mkdir(parents=True, exist_ok=True)
         # Artifact folder -> file name -> (name of the object, bytes, sha256).
@@ -62,8 +62,8 @@ class FileCache:
 
     def _entry(self, path: Path) -> tuple[str, int, str]:
         """The object, size and sha256 of a file, from the manifest of its artifact."""
-        kind, key, *name_parts = path.relative_to(self._store.root / "artifacts").parts
-        folder = self._store.root / "artifacts" / kind / key
+        kind, key, *name_parts = path.relative_to(self._store.artifacts).parts
+        folder = self._store.artifacts / kind / key
         if folder not in self._files:
             manifest = read_manifest(folder)
             if manifest is None:

@@ -28,8 +28,9 @@ from nautile.common.errors import ConfigError, Retryable
 from nautile.common.files import read_json, writing
 from nautile.common.text import as_file_name
 from nautile.configs.operation import RetentionConfig
-from nautile.store.artifacts import QUESTIONS, Artifact, Store, VersionId
+from nautile.store.artifacts import Artifact, Store, VersionId
 from nautile.store.catalog import Catalog
+from nautile.store.layout import CHECKPOINTS, EXECUTION, REPLIES, STAGING, StagingFiles
 from nautile.store.locks import KeyLock
 from nautile.store.manifest import KEY, LARGEST_MANIFEST, MANIFEST, host, read_manifest
 from nautile.store.mirror import MirroredStore
@@ -85,7 +86,7 @@ def find_garbage(
     Raises `ConfigError` for a pin that matches no artifact, a prefix that matches no staging folder, or a model that
     has no replies or is being used by a run.
     """
-    folders = [folder.name for folder in (store.root / "staging").glob("*") if KEY.fullmatch(folder.name)]
+    folders = [folder.name for folder in store.staging_root.glob("*") if KEY.fullmatch(folder.name)]
     for prefix in unfinished:
         if not prefix or not any(name.startswith(prefix) for name in folders):
             raise ConfigError(f"no unfinished work has a key that begins with {prefix!r}: see `nautile reconcile`")
@@ -190,7 +191,7 @@ def _at_remote(store: MirroredStore, stale_days: float) -> Iterator[Garbage]:
         return
     older_than = server_time - DAY_S * stale_days
     for version, (size, objects) in store.unfinished_uploads(older_than).items():
-        path = store.root / "artifacts" / "/".join(version)
+        path = store.artifacts.joinpath(*version)
         if not _in_use(store, version.key, server_time):
             yield Garbage(path, size, "an interrupted upload", version.key, remote=tuple(objects), upload=version)
     old = server_time - DAY_S * max(stale_days, STALE_DAYS)
@@ -199,14 +200,14 @@ def _at_remote(store: MirroredStore, stale_days: float) -> Iterator[Garbage]:
     if names:
         yield Garbage(store.root / CLAIMS, 0, "claims on requests, answered long ago", remote=tuple(names))
     by_key: dict[str, dict[str, RemoteObject]] = defaultdict(dict)
-    for name, entry in store.remote.names("staging").items():
-        by_key[name.partition("/")[0]][f"staging/{name}"] = entry
+    for name, entry in store.remote.names(STAGING).items():
+        by_key[name.partition("/")[0]][f"{STAGING}/{name}"] = entry
     # Of keys with an artifact here. Work that no machine has finished may be all that is left of one.
     for key in by_key.keys() & {key for _, key, _, _ in store.folders()}:
         entries = by_key[key].values()
         is_old = all(entry.written is not None and entry.written < older_than for entry in entries)
         if is_old and not _in_use(store, key, server_time):
-            size, path = sum(entry.bytes for entry in entries), store.root / "staging" / key
+            size, path = sum(entry.bytes for entry in entries), store.staging_files(key).folder
             yield Garbage(path, size, "its outputs are published", key, remote=tuple(by_key[key]))
 
 
@@ -224,7 +225,7 @@ def unfinished_work(store: Store) -> Iterator[tuple[Garbage, bool]]:
 
 def has_checkpoints(folder: Path) -> bool:
     """Whether a staging folder has checkpoints, which took days to make."""
-    return any(path.is_dir() or path.stat().st_size for path in folder.rglob("checkpoints/*"))
+    return any(path.is_dir() or path.stat().st_size for path in folder.rglob(f"{CHECKPOINTS}/*"))
 
 
 def _staging(store: Store, stale_days: float, named: tuple[str, ...] | None) -> Iterator[Garbage]:
@@ -232,7 +233,7 @@ def _staging(store: Store, stale_days: float, named: tuple[str, ...] | None) -> 
 
     `named` None: include untouched folders with checkpoints.
     """
-    for folder in sorted((store.root / "staging").glob("*")):
+    for folder in sorted(store.staging_root.glob("*")):
         if folder.name.startswith(".pull-"):
             # A download, of any size: no lock tells whether its process is alive.
             if time.time() - _last_change(folder) > DOWNLOAD_S:
@@ -255,9 +256,9 @@ def _staging(store: Store, stale_days: float, named: tuple[str, ...] | None) -> 
 def _replies(store: Store, model: str) -> list[Garbage]:
     """All paid replies of a model (data/endpoints/reply_cache.py), local and at the remote."""
     name = as_file_name(model)
-    folder, remote = store.root / "replies" / name, tuple[str, ...]()
+    folder, remote = store.replies / name, tuple[str, ...]()
     if isinstance(store, MirroredStore):
-        remote = tuple(f"replies/{name}/{shard}" for shard in store.remote.names(f"replies/{name}"))
+        remote = tuple(f"{REPLIES}/{name}/{shard}" for shard in store.remote.names(f"{REPLIES}/{name}"))
     if not folder.is_dir() and not remote:
         raise ConfigError(f"{store.location} has no replies of a model {model!r}")
     # A run holds a lock on the file that it appends to (data/endpoints/reply_cache.py).
@@ -270,7 +271,7 @@ def _replies(store: Store, model: str) -> list[Garbage]:
 
 def _is_published(store: Store, folder: Path) -> bool:
     """Whether the execution that worked in `folder` has published all its outputs."""
-    record, done = read_json(folder / "execution.json"), read_json(folder / "done.json")
+    record, done = read_json(StagingFiles(folder).execution), read_json(StagingFiles(folder).done)
     if not isinstance(record, dict) or not isinstance(done, dict):
         return False
     kinds = {a.kind for a in store.list() if a.key == folder.name and a.execution == record.get("execution")}
@@ -336,11 +337,11 @@ def _versions_to_keep(store: Store, artifacts: list[Artifact], rules: RetentionC
 
 def _inputs_in_use(store: Store) -> set[str]:
     """The digests of the inputs of unfinished work, on this machine and at the remote."""
-    records = [read_json(path) for path in (store.root / "staging").glob("*/execution.json")]
+    records = [read_json(path) for path in store.staging_root.glob(f"*/{EXECUTION}")]
     if isinstance(store, MirroredStore):
         remote = store.remote
-        names = [name for name in remote.names("staging") if name.endswith("/execution.json")]
-        records += remote.map(lambda name: remote.read_json(f"staging/{name}", LARGEST_MANIFEST), names)
+        names = [name for name in remote.names(STAGING) if name.endswith(f"/{EXECUTION}")]
+        records += remote.map(lambda name: remote.read_json(f"{STAGING}/{name}", LARGEST_MANIFEST), names)
     inputs = [record.get("inputs") for record in records if isinstance(record, dict)]
     return {str(digest) for named in inputs if isinstance(named, dict) for digest in named.values()}
 
@@ -353,7 +354,7 @@ def _planned(store: Store) -> tuple[set[str], set[str]]:
     was answered and has not begun since. What another machine does is not known, so its run counts until it records an
     end.
     """
-    questions = [read_json(path) for path in (store.root / QUESTIONS).glob("*.json")]
+    questions = [read_json(path) for path in store.questions.glob("*.json")]
     waiting = {question.get("run") for question in questions if isinstance(question, dict)}
     now = datetime.now(UTC).replace(tzinfo=None)
     if isinstance(store, MirroredStore):
@@ -417,7 +418,7 @@ def _newest_of_each_label(live: list[Artifact], count: int) -> set[Published]:
 def _digest_records(store: Store) -> Iterator[Garbage]:
     """Records of verified files (store/verify.py) whose artifact no longer exists."""
     artifacts = {f"{kind}-{folder.name}" for kind, _, _, folder in store.folders()}
-    for path in sorted((store.root / "verified").glob("*.json")):
+    for path in sorted(store.verified.glob("*.json")):
         if path.stem not in artifacts:
             yield Garbage(path, path.stat().st_size, "digests of files that no longer exist")
 

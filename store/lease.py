@@ -25,6 +25,7 @@ from typing import Any
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.files import folder_identity, parse_json, read_json, write_json
+from nautile.store.layout import Layout
 from nautile.store.locks import KeyLock
 from nautile.store.manifest import host
 from nautile.store.remote import Remote
@@ -230,7 +231,7 @@ class Leases:
             yield self._held[key]
             return
         lease = self.look(key)
-        with KeyLock(self._root / "locks" / f"{key}.lock").if_free() as is_locked:
+        with KeyLock(Layout(self._root).locks / f"{key}.lock").if_free() as is_locked:
             if not is_locked:
                 lease.holder_host = "another process of this machine"
             if not is_locked or not lease.try_acquire(server_time):
@@ -264,11 +265,11 @@ def machine_id(root: Path) -> str:
     A folder that was copied to another machine, or within this one, has another id: of two machines with one id, each
     would take the other's lease for its own.
     """
-    path = root / "machine.json"
+    path = Layout(root).machine_path
     if not isinstance(record := read_json(path), dict):
         # The first steps of a new folder start at the same time. All must get one id: a lease with another would look
         # like that of a foreign machine, and after a crash this one would wait until it expires.
-        with KeyLock(root / "locks" / "machine.lock"):
+        with KeyLock(Layout(root).locks / "machine.lock"):
             if not isinstance(record := read_json(path), dict):
                 record = {"id": uuid.uuid4().hex}
                 write_json(path, record)

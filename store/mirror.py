@@ -6,7 +6,7 @@
     <url>/events/*.jsonl
     <url>/leases/<key>/<fence>.json                     which machine makes a key (store/lease.py)
     <url>/replies/<model>/*.jsonl                       paid replies
-    <url>/requests/<model>/                             who sends which request (store/request_claims.py)
+    <url>/claims/<model>/                               who sends which request (store/request_claims.py)
     <url>/staging/<key>/                                unfinished work (store/staging_mirror.py)
     <url>/hosts/<key>/                                  messages between several hosts that make a key together
     <url>/clock/now                                     written to learn the time by the remote's clock
@@ -47,7 +47,6 @@ from nautile.common.files import (
 )
 from nautile.common.text import as_file_name
 from nautile.store.artifacts import (
-    DESCRIPTION,
     Artifact,
     KeyLease,
     Store,
@@ -56,6 +55,7 @@ from nautile.store.artifacts import (
     damage_message,
     in_place,
 )
+from nautile.store.layout import EVENTS, REPLIES
 from nautile.store.lease import Lease, Leases, machine_id
 from nautile.store.manifest import (
     ABSENT,
@@ -169,7 +169,7 @@ class MirroredStore(Store):
     def mirrored_staging(
         self, key: str, *, send: bool = True, check: Callable[[], object] = lambda: None
     ) -> Iterator[None]:
-        folder = self.root / "staging" / key
+        folder = self.staging_files(key).folder
 
         def before_snapshot() -> None:
             self.push_events()
@@ -230,13 +230,13 @@ class MirroredStore(Store):
 
     def push_events(self) -> int:
         """Upload each event file that is longer here than at the remote; returns how many."""
-        paths = [path for path in sorted((self.root / "events").glob("*.jsonl")) if _EVENT_FILE.fullmatch(path.name)]
+        paths = [path for path in sorted(self.events.glob("*.jsonl")) if _EVENT_FILE.fullmatch(path.name)]
         with _sending_events:
-            return self._push_longer("events", paths)
+            return self._push_longer(EVENTS, paths)
 
     def push_replies(self) -> int:
         """Upload each file of paid replies that is longer here than at the remote; returns how many."""
-        return self._push_longer("replies", sorted((self.root / "replies").glob("*/*.jsonl")))
+        return self._push_longer(REPLIES, sorted(self.replies.glob("*/*.jsonl")))
 
     def pull_replies(self, models: Iterable[str]) -> None:
         """Download the paid replies of these models that other machines have uploaded.
@@ -244,9 +244,9 @@ class MirroredStore(Store):
         They go to a folder `pulled` beside this machine's own files, because only the latter are appended to and sent.
         """
         for model in map(as_file_name, models):
-            folder = self.root / "replies" / model
+            folder = self.replies / model
             outdated = []
-            for name, entry in self.remote.names(f"replies/{model}").items():
+            for name, entry in self.remote.names(f"{REPLIES}/{model}").items():
                 path = folder / "pulled" / name
                 # A file of this machine is longer here than there, unless the folder was copied from another machine. A
                 # name from the remote must not lead elsewhere.
@@ -255,7 +255,7 @@ class MirroredStore(Store):
                     outdated.append(name)
 
             def fetch(name: str, model: str = model, folder: Path = folder) -> None:
-                self._download(f"replies/{model}/{name}", folder / "pulled" / name)
+                self._download(f"{REPLIES}/{model}/{name}", folder / "pulled" / name)
 
             if outdated:
                 (folder / "pulled").mkdir(parents=True, exist_ok=True)
@@ -466,16 +466,16 @@ class MirroredStore(Store):
 
     def _check_remote_layout(self) -> None:
         """Write `store.json` to a new remote; raise `ConfigError` if the remote has another layout."""
-        content = (self.root / DESCRIPTION).read_bytes()
-        raw = self.remote.read(DESCRIPTION, 2**16)
+        content = self.description.read_bytes()
+        raw = self.remote.read(self.description.name, 2**16)
         check_layout(self.remote.url, parse_json(content if raw is None else raw))
         if raw is None:
-            self.remote.create(DESCRIPTION, content)
+            self.remote.create(self.description.name, content)
         record = read_json(self.root / RECORD)
         if isinstance(record, dict) and "conditional" in record:
             return
         # Once for each local folder: whether the remote refuses to create what exists, on which the leases rely.
-        is_conditional = not self.remote.create(DESCRIPTION, content) and self.remote.is_conditional
+        is_conditional = not self.remote.create(self.description.name, content) and self.remote.is_conditional
         if not is_conditional:
             logger.warning(
                 "%s does not refuse to create an object that exists: let only one machine at a time use this store",
@@ -528,7 +528,7 @@ class MirroredStore(Store):
                 return  # another process of this machine has added it
             with writing(self.root):
                 # Built aside and renamed, as at a publication: no reader sees a folder without its manifest.
-                source = self.root / "staging" / f".pull-{uuid.uuid4().hex}"
+                source = self.staging_root / f".pull-{uuid.uuid4().hex}"
                 source.mkdir(parents=True)
                 write_json(source / MANIFEST, manifest)
                 write_text(source / ABSENT, version.execution)
@@ -578,16 +578,16 @@ class MirroredStore(Store):
 
     def pull_events(self) -> None:
         """Download each event file that is longer at the remote than here."""
-        folder = self.root / "events"
+        folder = self.events
         folder.mkdir(parents=True, exist_ok=True)
         outdated = []
-        for name, entry in self.remote.names("events").items():
+        for name, entry in self.remote.names(EVENTS).items():
             path = folder / name
             if not _EVENT_FILE.fullmatch(name):
-                logger.warning("%s/events/%s is not an event file and is ignored", self.remote.url, name)
+                logger.warning("%s/%s/%s is not an event file and is ignored", self.remote.url, EVENTS, name)
             elif not path.exists() or path.stat().st_size < entry.bytes:
                 outdated.append(name)
-        self.remote.map(lambda name: self._download(f"events/{name}", folder / name), outdated)
+        self.remote.map(lambda name: self._download(f"{EVENTS}/{name}", folder / name), outdated)
         if outdated:
             sync_folder(folder)
 

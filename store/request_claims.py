@@ -1,7 +1,7 @@
 """Claims on requests to endpoints: of hosts that share only a remote, one sends a request and the others wait for it.
 
-    <url>/requests/<model>/<digest>.<n>     {"machine", "host", "process"}: who sends it; empty once it was given back
-    <url>/requests/alive/<process>.json     {"at"}: rewritten, with the time by its clock, while the process asks
+    <url>/claims/<model>/<digest>.<n>     {"machine", "host", "process"}: who sends it; empty once it was given back
+    <url>/claims/alive/<process>.json     {"at"}: rewritten, with the time by its clock, while the process asks
 
 A claim is created only if it does not exist, before the request is sent, and stays when the reply has arrived: replies
 are uploaded a minute later at most, and who finds the claim fetches them until the reply is there. The next number is
@@ -26,7 +26,7 @@ from nautile.store.mirror import MirroredStore
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "requests"
+FOLDER = "claims"
 LOOK_EVERY_S = 10.0  # how often a claim of another host is looked at again, and its replies are fetched
 LARGEST_CLAIM = 2**12  # bytes
 GIVEN_BACK = b""

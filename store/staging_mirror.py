@@ -30,6 +30,18 @@ from typing import Any
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.files import read_json, sync_folder, write_json, writing
 from nautile.common.text import duration
+from nautile.store.layout import (
+    CHECKPOINTS,
+    DONE_ITEMS,
+    FAN_OUTS,
+    FINISHED,
+    ITEM_LIST,
+    LOG,
+    RUNNING_ITEMS,
+    STAGING,
+    STEPS,
+    StagingFiles,
+)
 from nautile.store.manifest import LARGEST_MANIFEST, is_safe_name
 from nautile.store.remote import Remote
 
@@ -41,18 +53,18 @@ WARN_AFTER = 3  # pushes in a row that fail, of which the operator is told; of o
 STOP_S = 30.0  # how long a cancelled step waits until its unfinished work is sent
 CLOCK_TICK_S = 0.01  # resolution of file times: the kernel takes them from its last clock tick
 LISTINGS = 20  # attempts to list a folder in which files keep being removed, until the next push tries again
-SNAPSHOT, LOG = "snapshot.json", "log.txt"
-PUBLICATION = "publication.json"  # the id under which this machine publishes the outputs (tasks/engine/staging.py)
-UPLOADS = "uploads.json"  # {"at": time of the last snapshot sent or null, "error": why none could be sent since, or ""}
-SENT = "sent.json"  # in the staging folder: {"snapshot": id, "files": name -> [bytes, ctime]} of the last snapshot sent
+SNAPSHOT = "snapshot.json"
+_HERE = StagingFiles(Path())  # the names of its files
 _SNAPSHOT = re.compile(rf"(?:[0-9]{{8,}}/)?{re.escape(SNAPSHOT)}")
 _OF_HOLDER = re.compile(r"([0-9]{8,})/.*")
-_STEP = re.compile(r"(?:.*/)?checkpoints/steps/([0-9]+)/.*")
-_UNFINISHED_STEP = re.compile(r"(?:.*/)?checkpoints/(?:damaged/|steps/[^/]*[^/0-9][^/]*/).*")
-_MARKER = re.compile(r"fan_outs/[^/]+/(?:done/[^/]+|list\.json|finished\.json)|done\.json")
-_OF_THIS_MACHINE = {"request.json", "live.json", "error.json", "fan_outs/attempt.json", PUBLICATION, UPLOADS, SENT}
+_STEP = re.compile(rf"(?:.*/)?{STEPS}/([0-9]+)/.*")
+_UNFINISHED_STEP = re.compile(rf"(?:.*/)?(?:{CHECKPOINTS}/damaged|{STEPS}/[^/]*[^/0-9][^/]*)/.*")
+_LISTS = "|".join(map(re.escape, (ITEM_LIST, FINISHED)))
+_MARKER = re.compile(rf"{FAN_OUTS}/[^/]+/(?:{DONE_ITEMS}/[^/]+|{_LISTS})|{re.escape(_HERE.done.name)}")
+_OF_PROCESS = (_HERE.request, _HERE.live, _HERE.error_path, _HERE.lease)
+_OF_THIS_MACHINE = {str(path) for path in (*_OF_PROCESS, _HERE.publication, _HERE.uploads, _HERE.sent)}
 # What an item is working on: another machine runs it from the beginning.
-_OF_RUNNING_ITEM = re.compile(r"fan_outs/[^/]+/items/.*")
+_OF_RUNNING_ITEM = re.compile(rf"{FAN_OUTS}/[^/]+/{RUNNING_ITEMS}/.*")
 
 Stamps = dict[str, list[int]]  # name -> [bytes, ctime]
 Progress = list[int]  # [finished steps and items, bytes]: of two states the greater one is more advanced
@@ -68,7 +80,8 @@ class StagingMirror:
         self, remote: Remote, folder: Path, before: Callable[[], object] = lambda: None, *, fence: int = 0
     ) -> None:
         self._remote, self._folder, self._before, self._fence = remote, folder, before, fence
-        self._all = f"staging/{folder.name}"
+        self._files = StagingFiles(folder)
+        self._all = f"{STAGING}/{folder.name}"
         self._prefix = f"{self._all}/{fence:08d}" if fence else self._all
         self._finished: int | None = None  # count of finished steps and items in the last snapshot, see `_finished`
         self._sent: Stamps = {}
@@ -176,7 +189,7 @@ class StagingMirror:
             return False
         # Download into a new folder, then rename it.
         target = self._folder.with_name(f".pull-{uuid.uuid4().hex}")
-        with writing(self._folder.parents[1]):
+        with writing(self._files.store_root):
             target.mkdir(parents=True)
             for name in snapshot["files"]:
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -187,8 +200,8 @@ class StagingMirror:
                 logger.warning("%s/%s lacks files of its snapshot and is not used", self._remote.url, prefix)
                 shutil.rmtree(target)
                 return False
-            if (self._folder / LOG).exists() and LOG not in snapshot["files"]:
-                (self._folder / LOG).rename(target / LOG)  # a process may have the log open
+            if self._files.log.exists() and LOG not in snapshot["files"]:
+                self._files.log.rename(StagingFiles(target).log)  # a process may have the log open
             # A marker must not outlast, in a power cut, the results that it marks.
             for folder, _, _ in os.walk(target):
                 sync_folder(Path(folder))
@@ -228,7 +241,7 @@ class StagingMirror:
 
     def _last_sent(self) -> Stamps:
         """The files of the last snapshot that this machine sent; empty if another machine has sent one since."""
-        sent, snapshot = read_json(self._folder / SENT), self._snapshot(self._prefix)
+        sent, snapshot = read_json(self._files.sent), self._snapshot(self._prefix)
         if isinstance(sent, dict) and isinstance(snapshot, dict) and sent["snapshot"] == snapshot.get("id"):
             return sent["files"]
         return {}
@@ -236,7 +249,7 @@ class StagingMirror:
     def _record_sent(self, snapshot: str, files: Stamps) -> None:
         self._finished, self._sent = _finished(files), files
         if self._folder.is_dir():
-            write_json(self._folder / SENT, {"snapshot": snapshot, "files": files}, durable=False)
+            write_json(self._files.sent, {"snapshot": snapshot, "files": files}, durable=False)
 
     def _push_often(self) -> None:
         while not self._stop.wait(PUSH_EVERY_S):
@@ -249,17 +262,17 @@ class StagingMirror:
                 first = self._failures == (1 if refused else WARN_AFTER)
                 logger.log(logging.WARNING if first else logging.INFO, "unfinished work cannot be sent: %s", error)
                 if refused or self._failures >= WARN_AFTER:
-                    uploads = read_json(self._folder / UPLOADS)
+                    uploads = read_json(self._files.uploads)
                     self._note_upload(uploads.get("at") if isinstance(uploads, dict) else None, str(error))
 
     def _note_upload(self, at: float | None, error: str) -> None:
         with suppress(OSError):  # the folder may be gone, or its disk full
-            write_json(self._folder / UPLOADS, {"at": at, "error": error}, durable=False)
+            write_json(self._files.uploads, {"at": at, "error": error}, durable=False)
 
 
 def upload_note(folder: Path) -> str:
     """When the unfinished work in a staging folder was last sent to the remote, and why not since; "" without one."""
-    uploads = read_json(folder / UPLOADS)
+    uploads = read_json(StagingFiles(folder).uploads)
     if not isinstance(uploads, dict):
         return ""
     ago = f"{duration(max(0.0, time.time() - uploads['at']))} ago" if uploads.get("at") else "never"

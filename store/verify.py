@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nautile.common.files import read_json, sha256_of, write_json
+from nautile.store.layout import Layout
 from nautile.store.manifest import MANIFEST
 
 LARGE = 2**20  # bytes; reading a smaller file is as fast as reading its saved stamp
@@ -78,7 +79,7 @@ def trust_files(root: Path, folder: Path, files: dict[str, dict[str, Any]]) -> N
 
 def _record_path(root: Path, folder: Path) -> Path:
     """The file with the stamps (name -> stamp) of the large files in `folder` that were verified."""
-    return root / "verified" / f"{folder.parent.name}-{folder.name}.json"
+    return Layout(root).verified / f"{folder.parent.name}-{folder.name}.json"
 
 
 def _save_stamps(

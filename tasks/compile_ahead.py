@@ -17,6 +17,7 @@ from nautile.common.processes import only_idle_time
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.configs.training import AlignConfig, ReasonConfig, SelfDistillConfig
 from nautile.rl.objective_registry import Balance
+from nautile.store.layout import Layout
 from nautile.tasks.engine.child_main import begin, keep_compiled
 
 logger = logging.getLogger("nautile.tasks.compile_ahead")
@@ -44,7 +45,7 @@ def main(path: Path) -> None:
     begin(request.parent)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # end at once: a Python handler would wait for the compilation
     only_idle_time()
-    keep_compiled(Path(request.store))
+    keep_compiled(Layout(request.store).compiled)
     tokenizer = TokenizerConfig.model_validate(request.tokenizer)
     model = ModelConfig.model_validate(request.model).with_tokenizer(tokenizer)  # as of a checkpoint that was loaded
     for stage, section, staging in request.steps:

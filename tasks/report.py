@@ -9,6 +9,7 @@ from collections import Counter
 from nautile.common.errors import ConfigError
 from nautile.common.files import write_json, write_text
 from nautile.configs.evaluation import ReportConfig
+from nautile.store.layout import StagingFiles
 from nautile.store.mirror import open_store
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import stage
@@ -25,7 +26,7 @@ def report(job: Job) -> None:
         raise ConfigError("stage report: no inputs; run at least one other stage first")
     config = job.part("report", ReportConfig)
     # The store whose `staging/KEY` this is: a stage is not told of the store, and only this one reads from it.
-    store = open_store(job.staging.parents[1])
+    store = open_store(StagingFiles(job.staging).store_root)
     inputs = read_inputs(store, job.inputs)
     data = collect(store, inputs, config.samples)
     sections = compose(data)

@@ -4,6 +4,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import read_json
 from nautile.configs.base import OptimizerConfig
 from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.store.layout import StagingFiles
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import stage
 
@@ -20,7 +21,7 @@ def snapshot(job: Job) -> None:
     from nautile.model.weights.files import save_weights
 
     # The saved steps lie in the staging folder of the pretraining, beside that of this job.
-    folder = job.staging.parent / job.section["of"] / "scratch" / "checkpoints"
+    folder = StagingFiles(job.staging).of(job.section["of"]).checkpoints
     identity = read_json(folder / "identity.json")
     if identity is None:
         raise ConfigError(f"{folder} has no saved steps of a pretraining: it was published or removed meanwhile")

@@ -23,6 +23,17 @@ LATE = {"nautile.model.exports.onnx.graph"}
 # Copied into an export, where they import each other and what the project itself never does.
 SHIPPED = {f"{name}_nautile.py" for name in ("cache", "configuration", "modeling")}
 
+LAYOUT = ROOT / "store" / "layout.py"
+JOINING = ("joinpath", "with_name", "glob", "rglob")
+# The same names in folders that are no store's.
+OTHER_FOLDERS = {
+    ("bench/corpus/endpoints.py", "replies"),
+    ("bench/training/pretraining.py", "checkpoints"),
+    ("tasks/engine/fanout/own_disk.py", "items"),
+    ("tasks/engine/job.py", "replies"),
+    ("tasks/engine/telemetry/event_file.py", "events"),
+}
+
 
 @cache
 def sources(*packages: str) -> tuple[Path, ...]:
@@ -207,6 +218,39 @@ def test_every_python_module_is_started_by_one_helper():
         lines = [node.lineno for node in attributes if ast.unparse(node) == "sys.executable"]
         known = path == ROOT / "common" / "processes.py"
         assert not lines or known, f"{path.relative_to(ROOT)} names the interpreter in lines {lines}"
+
+
+def names_of_the_layout() -> set[str]:
+    """The names of folders and files that `store/layout.py` spells."""
+    texts = {node.value for node in nodes_of(LAYOUT) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return {text for text in texts if re.fullmatch(r"[a-z_]+(\.[a-z]+)?", text)}
+
+
+def joined_names(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, name) of each literal that a file joins to a path: `folder / "name"`, `folder.glob("name/*")`."""
+    for node in nodes_of(path):
+        joined: list[ast.expr] = []
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            joined = [node.right]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in JOINING:
+            joined = node.args
+        for part in joined:
+            first = part.values[0] if isinstance(part, ast.JoinedStr) and part.values else part
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                yield from ((node.lineno, name) for name in first.value.split("/"))
+
+
+def test_only_the_layout_names_folders_and_files_of_the_store():
+    names = names_of_the_layout()
+    assert {"artifacts", "staging", "events", "done.json", "fan_outs", "scratch"} <= names
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in sources("store", *STORE_READERS, "bench")
+        if path != LAYOUT
+        for line, name in joined_names(path)
+        if name in names and (path.relative_to(ROOT).as_posix(), name) not in OTHER_FOLDERS
+    ]
+    assert not found, f"ask `store.layout` for these paths: {found}"
 
 
 def test_the_longest_test_files_are_named_right():

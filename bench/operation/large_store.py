@@ -22,6 +22,7 @@ from nautile.configs.load import load
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import Catalog
 from nautile.store.events import EventWriter
+from nautile.store.layout import StagingFiles
 from nautile.store.manifest import host
 from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
 
@@ -69,7 +70,7 @@ def _step(
 ) -> Artifact:
     """Write a step's metrics, samples and calls, record its attempt and publish its artifact."""
     execution, stage, key = f"{rng.getrandbits(128):032x}", step["stage"], step["key"]
-    emit = EventWriter(store.root / "events" / f"{execution}.jsonl", execution, stage=stage)
+    emit = EventWriter(store.events / f"{execution}.jsonl", execution, stage=stage)
     names = (*(PRETRAINING if stage == "pretrain" else REINFORCING if stage in METRICS else ()), *SYSTEM)
     steps = range(max(20, int(rows * METRICS.get(stage, 0.0)) // len(names)))
     for name in names:
@@ -81,7 +82,7 @@ def _step(
         count = range(int(rows * CALLS))
         emit.many("call", [{**call, "endpoint": f"teacher{i % 3}", "latency_s": rng.random()} for i in count])
     emit.close()
-    folder, kind = store.staging(key) / "output" / stage, KINDS.get(stage, "checkpoint")
+    folder, kind = StagingFiles(store.staging(key)).output(stage), KINDS.get(stage, "checkpoint")
     folder.mkdir(parents=True)
     (folder / "payload.txt").write_text(key)
     inputs = {label: outputs[label] for label in step["after"]}

@@ -225,7 +225,7 @@ def main() -> None:
         ]
         environment = os.environ | {"NAUTILE_STORE": str(store.root)}
         subprocess.run(command, cwd=ROOT, env=environment, check=True)
-    record = read_json(store.root / "sweeps" / f"{arguments.sweep.stem}.json")
+    record = read_json(store.sweeps / f"{arguments.sweep.stem}.json")
     config = load(record["config"])
     (table,) = {id(t): t for source in config.ingest.sources for t in Slips(source.tasks).tables.values()}.values()
     held_out = config.evaluate.held_out

@@ -140,7 +140,7 @@ def compare_settings(
     targets = [parse_topology(name) for name in topologies.split(",")]
     # Beside the compilation cache: a comparison compiles dozens of programs, and each is a file here as soon as it is
     # done.
-    folder, length = store.root / "compiled" / "blocks", config.ingest.row_length
+    folder, length = store.compiled / "blocks", config.ingest.row_length
     pretrain = config.pretrain.model_copy(update={"fsdp": fsdp} if fsdp else {})
     return [compare(pretrain, config.model, length, target, parsed_settings, folder, show) for target in targets]
 

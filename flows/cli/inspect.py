@@ -53,8 +53,8 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
         except ConfigError as error:
             damage = str(error)
         last_run = last.get(step.key, {})
-        staging = store.root / "staging" / step.key
-        live = read_live(staging / "live.json")
+        staging = store.staging_files(step.key)
+        live = read_live(staging.live)
         # The order matters: a damaged or complete artifact counts more than what its staging folder says.
         state = "not made"
         if damage:
@@ -70,10 +70,10 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
             # A lock that another process holds is the only sure sign of work. A killed process releases it, whatever
             # its last row says.
             state = "running"
-        elif note := read_retry_note(staging):
+        elif note := read_retry_note(staging.folder):
             # Between two attempts the lock is free, and the note says when the next one starts.
             state, live = "waiting", {"note": note}
-        elif staging.is_dir():
+        elif staging.folder.is_dir():
             # Work has begun and nobody does it now. The last attempt recorded a failure, or it had no time to record
             # anything.
             state = "failed" if last_run.get("state") == "failed" else "interrupted"
@@ -85,7 +85,7 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
                 "artifacts": [artifact.id for artifact in artifacts],
                 "start": next((store.get(full_id).id for full_id in step.stored_inputs.values()), None),
                 "progress": {name: live[name] for name in ("done", "total", "unit", "note") if name in live},
-                "upload": upload_note(staging) or None if state not in ("made", "damaged", "not made") else None,
+                "upload": upload_note(staging.folder) or None if state not in ("made", "damaged", "not made") else None,
                 "started": last_run.get("started"),
                 "seconds": last_run.get("seconds"),
                 "error": damage or (last_run.get("error") if state == "failed" else None),

@@ -51,18 +51,18 @@ class LogFile:
 
     def path(self, store: Store) -> Path | None:
         """Where the log is now; None if the step ran no process, or if a later attempt replaced the log."""
-        staging = store.root / "staging" / self.key
-        record = read_json(staging / "execution.json")
+        staging = store.staging_files(self.key)
+        record = read_json(staging.execution)
         # Staging belongs to the key, so a later run may be working there: only the same execution makes it this log.
-        if isinstance(record, dict) and record.get("execution") == self.execution and (staging / "log.txt").is_file():
-            return staging / "log.txt"
+        if isinstance(record, dict) and record.get("execution") == self.execution and staging.log.is_file():
+            return staging.log
         # Where `attempt_log` moves the log when the attempt ends, with the execution in its name.
-        finished = store.root / "logs" / f"{self.stage}-{self.execution}.txt"
+        finished = store.execution_log(self.stage, self.execution)
         return finished if finished.is_file() else None
 
     def item_logs(self, store: Store) -> list[Path]:
         """Logs of the work items in progress; each is appended to the stage's log when the item ends."""
-        return item_logs(store.root / "staging" / self.key)
+        return item_logs(store.staging_files(self.key).folder)
 
     def is_running(self, store: Store) -> bool:
         """True while a process holds the key's lock."""

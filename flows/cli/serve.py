@@ -54,7 +54,7 @@ def serve(
     folder = checkpoint_folder(checkpoint)
     store = the_store()
     if store.root.exists():
-        enable_compile_cache(store.root / "compiled")
+        enable_compile_cache(store.compiled)
     loaded = load_runtime(runtime, folder)
     model, tokenizer = loaded.config, tokenizer_for(loaded.tokenizer)
     # An id beyond the embedding would be clamped by JAX without an error, and the server would answer with nonsense.

@@ -102,7 +102,7 @@ def unexpected(error: Exception) -> tuple[str, int]:
         return fault, 2
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"{visible(error.filename, 80)}: no file can have a name of this length; check the argument", 2
-    path = the_store().root / "logs" / "errors.log"
+    path = the_store().logs / "errors.log"
     details = f" (details in {path})"
     try:
         with path.open("a", encoding="utf-8", errors="backslashreplace") as file:

@@ -41,6 +41,7 @@ from nautile.flows.plans import recorded, refused
 from nautile.flows.selection import PreparedRun, Selection, is_in_store
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import Catalog, CatalogBusy
+from nautile.store.layout import StagingFiles
 from nautile.store.manifest import stage_key
 from nautile.store.mirror import MirroredStore, open_store
 from nautile.tasks.engine.child_process import cancelling
@@ -229,7 +230,7 @@ def _publish_comparison(
     # Two nights on two machines may end with the same comparison. The lock and `supersede` make the second one replace
     # the first.
     with store.lock(key), store.lease(key, time.sleep, lambda host: None) as lease:
-        folder = store.staging(key) / "output" / KIND
+        folder = StagingFiles(store.staging(key)).output(KIND)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "comparison.json", {"sides": sides, "regressions": regressions, "notes": notes})
         write_text(folder / "comparison.md", "\n".join(to_markdown(table) for table in tables))

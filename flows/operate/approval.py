@@ -43,7 +43,7 @@ from nautile.flows.dag import Step
 from nautile.flows.forecast import forecast_calls, forecast_text
 from nautile.flows.operate.automations import end_of_heartbeats
 from nautile.flows.selection import is_in_store
-from nautile.store.artifacts import QUESTIONS, Store
+from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog, CatalogBusy
 from nautile.store.manifest import host, now
 from nautile.tasks.engine.attempt_log import write_row
@@ -169,7 +169,7 @@ def ask(
     # The keys under which Prefect's page finds the form of this pause.
     keyset = keyset_from_paused_state(state)
     state.state_details.run_input_keyset = dict(keyset.items())
-    note = store.root / QUESTIONS / f"{UUID(run_id)}.json"
+    note = store.questions / f"{UUID(run_id)}.json"
     with get_client(sync_client=True) as client:
         if was_approved(client.read_flow_run_states(UUID(run_id)), slug(key)):
             note.unlink(missing_ok=True)

@@ -42,4 +42,4 @@ def shared_slots(store: Store, resource: str, limit: int) -> tuple[str, ...]:
     """The lock files of a resource's slots; empty unless this is a run of a sweep."""
     if SHARED not in os.environ:
         return ()
-    return tuple(str(store.root / "locks" / f"slot-{resource}-{number}.lock") for number in range(limit))
+    return tuple(str(store.locks / f"slot-{resource}-{number}.lock") for number in range(limit))

@@ -71,11 +71,11 @@ def configure_prefect(store: Store) -> Path:
     Raises `ConfigError` if the store is not writable.
     """
     store.prepare()
-    log_file = store.root / "logs" / "nautile.log"
+    log_file = store.logs / "nautile.log"
     os.environ |= loopback_direct(os.environ)
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    os.environ.setdefault("PREFECT_HOME", str(store.root / "prefect"))
+    os.environ.setdefault("PREFECT_HOME", str(store.prefect))
     os.environ.setdefault("PREFECT_LOGGING_SETTINGS_PATH", str(Path(__file__).with_name("logging.yml")))
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_FILE_FILENAME", str(log_file))
     return log_file
@@ -86,7 +86,7 @@ def other_history(store: Store) -> str:
 
     After `configure_prefect`. The store has a history of its own, which this does not concern.
     """
-    own, home = store.root / "prefect", os.environ.get("PREFECT_HOME")
+    own, home = store.prefect, os.environ.get("PREFECT_HOME")
     if not home or database_is_elsewhere():
         return ""
     path = Path(home).expanduser().absolute()

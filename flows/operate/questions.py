@@ -19,7 +19,7 @@ from nautile.common.files import read_json
 from nautile.common.processes import is_loopback
 from nautile.common.text import one_line
 from nautile.flows.operate.prefect_calls import ask_server, call
-from nautile.store.artifacts import QUESTIONS, Store
+from nautile.store.artifacts import Store
 from nautile.store.manifest import RUN, host, utc_time
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def waiting(store: Store) -> list[dict[str, Any]]:
     on the server changes. The note of a run that has stopped waiting is removed.
     """
     notes = []
-    for path in (store.root / QUESTIONS).glob("*.json"):
+    for path in store.questions.glob("*.json"):
         if note := _read_note(path):
             if _still_waits(store, note):
                 notes.append(note)

@@ -46,6 +46,7 @@ from nautile.flows.plans import record_interrupted
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
 from nautile.store.garbage import STALE_DAYS, collect, find_garbage, unfinished_work
+from nautile.store.layout import StagingFiles
 from nautile.store.locks import locks_work
 from nautile.store.manifest import KEY, host
 from nautile.store.schema import RUNS
@@ -86,7 +87,7 @@ def reconcile(store: Store) -> Iterator[Reconciled]:
     if not store.root.exists():
         return
     # Without locks a living process looks like a dead one, and its run would be ended.
-    if not locks_work(store.root / "locks"):
+    if not locks_work(store.locks):
         outcome = "skipped: the store's file system has no locks, so dead processes cannot be detected"
         yield Reconciled("reconcile", "stopped", outcome)
         return
@@ -111,7 +112,7 @@ def reconcile_if_possible(store: Store) -> Iterator[Reconciled]:
 
 def settle_runs(store: Store) -> Iterator[Reconciled]:
     """The part of `reconcile` about runs and their slots; cheap if no process has died. Raises as `reconcile`."""
-    if store.lost_runs() and locks_work(store.root / "locks"):
+    if store.lost_runs() and locks_work(store.locks):
         yield from attempts(store)
         yield from flow_runs(store)
     yield from slots()
@@ -128,7 +129,7 @@ def attempts(store: Store) -> Iterator[Reconciled]:
     for row in catalog.query(_OPEN_ATTEMPTS, patience=PATIENCE_S):
         if store.url is not None:
             # A process of this folder has left the lock file of its run, or the attempt in its staging.
-            execution = read_json(store.root / "staging" / row["key"] / "execution.json")
+            execution = read_json(store.staging_files(row["key"]).execution)
             own = isinstance(execution, dict) and (execution.get("run") or {}).get("id") == row["id"]
             if row["host"] != host() or not (own or row["run"] in store.begun_runs()):
                 continue
@@ -231,7 +232,7 @@ def unheld_slots(api: str) -> dict[str, int]:
 
 def staging(store: Store) -> Iterator[Reconciled]:
     """Remove leftover staging folders whose work is published or discarded. Unfinished work is kept."""
-    leftovers = [item for item in find_garbage(store, stale_days=math.inf) if item.path.parent.name == "staging"]
+    leftovers = [item for item in find_garbage(store, stale_days=math.inf) if item.path.parent == store.staging_root]
     for item in collect(store, leftovers):
         yield Reconciled("staging", item.path.name[:18], f"{item.reason}; {size(item.bytes)} removed")
 
@@ -239,7 +240,7 @@ def staging(store: Store) -> Iterator[Reconciled]:
 def unfinished(store: Store) -> Iterator[Reconciled]:
     """List unfinished work that has not changed for a week, with the command that removes it."""
     for item, has_checkpoints in unfinished_work(store):
-        request = read_json(item.path / "request.json") or {}
+        request = read_json(StagingFiles(item.path).request) or {}
         stage = f" of {request['stage']}" if "stage" in request else ""
         held = " with checkpoints" if has_checkpoints else ""
         outcome = f"{size(item.bytes)}{stage}{held}, {item.reason}; kept: the run it belongs to resumes from it"
@@ -251,8 +252,8 @@ def unfinished(store: Store) -> Iterator[Reconciled]:
 def lock_files(store: Store) -> int:
     """Remove the lock files of keys that no process holds and that have no unfinished work; returns how many."""
     removed = 0
-    for path in sorted((store.root / "locks").glob("*.lock")):
-        if KEY.fullmatch(path.stem) and not (store.root / "staging" / path.stem).exists():
+    for path in sorted(store.locks.glob("*.lock")):
+        if KEY.fullmatch(path.stem) and not store.staging_files(path.stem).folder.exists():
             lock = store.lock(path.stem)
             if lock.try_acquire():
                 lock.remove()
@@ -265,7 +266,7 @@ def _close_attempt(store: Store, row: dict[str, Any]) -> Reconciled:
     label, run = row["label"] or row["stage"], (row["run"] or "")[:8]
     published = {a.kind: a for a in store.list() if (a.key, a.recorded_execution) == (row["key"], row["execution"])}
     complete = published and set(next(iter(published.values())).manifest["outputs"]) <= published.keys()
-    execution_file = store.root / "staging" / row["key"] / "execution.json"
+    execution_file = store.staging_files(row["key"]).execution
     execution = read_json(execution_file)
     fields = RUNS.fields_of(row)
     if complete:

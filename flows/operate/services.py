@@ -139,7 +139,7 @@ def _up(
         if launch.name in running:
             continue
         report(f"starting {launch.name}")
-        log = store.root / "logs" / f"{launch.name}.log"
+        log = store.logs / f"{launch.name}.log"
         # The log is appended to, and only new lines say why this start failed.
         earlier = log.stat().st_size if log.exists() else 0
         service = _start(store, launch, log)
@@ -158,7 +158,7 @@ def _alone(store: Store) -> Iterator[None]:
 
     Raises `ConfigError` if one does, or if they are those of another machine, of which nothing is known here.
     """
-    lock = KeyLock(store.root / "locks" / "services.lock")
+    lock = KeyLock(store.locks / "services.lock")
     if not lock.try_acquire():
         raise ConfigError(f"another `nautile up` or `nautile down` of {store.root} is at work: wait until it has ended")
     try:
@@ -260,7 +260,7 @@ def _login(store: Store, api: str) -> str:
 
 
 def _login_file(store: Store) -> Path:
-    return store.root / "prefect" / "login.json"
+    return store.prefect / "login.json"
 
 
 def _start(store: Store, launch: _Launch, log: Path) -> Service:
@@ -346,7 +346,7 @@ def _birth(pid: int) -> str | None:
 
 
 def _record(store: Store) -> Path:
-    return store.root / "services.json"
+    return store.services
 
 
 def _dashboard_answers(service: Service) -> bool:

@@ -25,7 +25,6 @@ from nautile.store.artifacts import Store
 
 MOST_ARMS = 20  # maximum number of runs without --yes
 LONGEST_VALUE = 40  # characters of a value in the name of an arm
-FOLDER = "sweeps"  # folder of the store with a record of each sweep, for the dashboard
 EVALUATE = "evaluate:"
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.]+")
 
@@ -96,8 +95,8 @@ class Sweep:
     def save(self, store: Store) -> None:
         """Write the record to the store, for the dashboard."""
         store.prepare()
-        (store.root / FOLDER).mkdir(exist_ok=True)
-        write_json(store.root / FOLDER / f"{self.name}.json", self.record())
+        store.sweeps.mkdir(exist_ok=True)
+        write_json(store.sweeps / f"{self.name}.json", self.record())
 
 
 def read_sweep(path: Path, store: Store, many: bool = False) -> Sweep:
@@ -185,7 +184,7 @@ def toml_value(value: Any) -> str:
 def _name(path: Path, store: Store) -> str:
     """The name of the sweep: that of its file, with a digest of the path if another sweep file has the same name."""
     name = _slug(path.stem)
-    record = read_json(store.root / FOLDER / f"{name}.json")
+    record = read_json(store.sweeps / f"{name}.json")
     other = Path(record["file"]) if isinstance(record, dict) else path
     if not other.is_file() or other.samefile(path):
         return name

@@ -22,7 +22,6 @@ from nautile.evals.scoring.comparison import mean_weights
 from nautile.evals.scoring.intervals import LEVEL, holm, wilson_mean
 from nautile.evals.scoring.over_seeds import SeedLead, lead_of_votes, summary
 from nautile.evals.scoring.scores import by_question, title_of, vote
-from nautile.flows.sweep.arms import FOLDER
 from nautile.store.artifacts import Store
 from nautile.store.catalog import CatalogRow
 from nautile.tasks.reporting.other_seeds import Accuracies, accuracies_by_seed, spread
@@ -49,7 +48,7 @@ SELECT run FROM runs WHERE config = ? AND run IS NOT NULL ORDER BY started DESC 
 
 def saved_sweeps(store: Store) -> dict[str, Record]:
     """The records of the sweeps of this store by name, newest first."""
-    paths = sorted((store.root / FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    paths = sorted(store.sweeps.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     return {path.stem: record for path in paths if isinstance(record := read_json(path), dict)}
 
 
@@ -122,7 +121,7 @@ def _state(
         row = last.get(step["key"])
         if row and row["state"] == "failed":
             return "failed", f"{step['label']}: {(row['error'] or 'no reason was recorded').splitlines()[0]}"
-    begun = any((store.root / "staging" / step["key"]).is_dir() for step in unfinished)
+    begun = any(store.staging_files(step["key"]).folder.is_dir() for step in unfinished)
     return ("interrupted" if begun else "not made"), None
 
 

@@ -71,7 +71,7 @@ def run_stage(
     store.prepare()
     store.refresh()
     # Matplotlib's font cache belongs in the store, not in the home folder; children inherit the setting.
-    os.environ.setdefault("MPLCONFIGDIR", str(store.root / "cache" / "matplotlib"))
+    os.environ.setdefault("MPLCONFIGDIR", str(store.cache / "matplotlib"))
     artifacts = {name: store.get(artifact_id) for name, artifact_id in inputs.items()}
     key = stage.key(section, {name: artifact.full_id for name, artifact in artifacts.items()})
     log = AttemptLog(store, stage.name, key, context)
@@ -268,7 +268,9 @@ class _Attempt:
         if launch.engine == "ray" and isinstance(self.store, MirroredStore):
             remote = self.executors or partial(ray_executor, run=own_disk.run_item)
             executors = own_disk.through_remote(remote, self.store, staging.path, staging.attempt, self.stage.fan_outs)
-        runner = FanOutRunner(self.stage.fan_outs, staging.request, staging.attempt, launch, executors, on_progress)
+        runner = FanOutRunner(
+            self.stage.fan_outs, staging.files.request, staging.attempt, launch, executors, on_progress
+        )
         try:
             runner.run()
         finally:
@@ -284,7 +286,7 @@ class _Attempt:
 
         exit_status = run_child(
             "nautile.tasks.engine.multihost" if self._runs_in_several_processes() else self._child_module(),
-            str(staging.request),
+            str(staging.files.request),
             log=staging.files.log,
             store=str(self.store.root),
             tick=tick,
@@ -324,12 +326,12 @@ class _Attempt:
             # The remote has one folder for all machines. One that takes over may count an attempt that the lost machine
             # counted too, if that was lost before it had sent the number.
             name += f"-{self.store.machine[:8]}"
-        return self.store.root / "events" / name
+        return self.store.events / name
 
     def _write_request(self, staging: Staging) -> None:
         """Write request.json, the arguments of `tasks.engine.child_main` and `tasks.engine.multihost`."""
         write_json(
-            staging.request,
+            staging.files.request,
             {
                 "stage": self.stage.name,
                 "module": self.stage.work.__module__,
@@ -370,9 +372,7 @@ class _Attempt:
             self.section,
             {name: artifact.id for name, artifact in self.inputs.items()},
         )
-        return forwarder_of(
-            self.context.telemetry, self.store.root / "events", staging.attempt, execution, staging.path
-        )
+        return forwarder_of(self.context.telemetry, self.store.events, staging.attempt, execution, staging.path)
 
     def _end_telemetry(self, staging: Staging, forwarder: Forwarder, outcome: Outcome) -> None:
         """Forward the remaining metrics, and emit how many were not delivered."""
@@ -397,7 +397,7 @@ class _Attempt:
         # One rename for each kind, in the order of the stage's declaration.
         published = {}
         for kind in kinds:
-            folder = staging.output(kind)
+            folder = staging.files.output(kind)
             # The rename moves the folder away, so a folder with files is one that is still to be published.
             if folder.is_dir() and any(folder.iterdir()):
                 published[kind] = self._publish_kind(kind, kinds, staging, publication).id
@@ -413,7 +413,7 @@ class _Attempt:
         with writing(self.store.root):
             if staging.files.log.exists():
                 # Copied, not moved: the folder goes last, and as a whole.
-                log = self.store.root / "logs" / f"{self.stage.name}-{staging.execution}.txt"
+                log = self.store.execution_log(self.stage.name, staging.execution)
                 shutil.copyfile(staging.files.log, log)
             self.store.discard(staging.path)
         return published
@@ -423,7 +423,7 @@ class _Attempt:
             return self.store.publish(
                 kind,
                 self.key,
-                staging.output(kind),
+                staging.files.output(kind),
                 stage=self.stage.name,
                 version=self.stage.version,
                 config=self.section,

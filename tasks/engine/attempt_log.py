@@ -51,7 +51,7 @@ def write_row(store: Store, kind: str, row: dict[str, Any]) -> None:
     with _lock:
         writer = _writers.get((store.root, os.getpid()))
         if writer is None or not writer.path.exists():
-            path = store.root / "events" / f"runs-{os.getpid()}-{uuid.uuid4().hex[:12]}.jsonl"
+            path = store.events / f"runs-{os.getpid()}-{uuid.uuid4().hex[:12]}.jsonl"
             writer = _writers[store.root, os.getpid()] = EventWriter(path, execution="")
     writer(kind, **row)
 
@@ -201,7 +201,7 @@ class AttemptLog:
             ids={"run": context.run_id, "key": key, "execution": staging.execution, "host": host()},
         )
         try:
-            folder = self._store.root / "logs" / "failures"
+            folder = self._store.logs / "failures"
             folder.mkdir(parents=True, exist_ok=True)
             write_text(folder / f"{slug(self.label)}-{staging.execution[:12]}-{staging.attempt}.md", page)
         except OSError as problem:

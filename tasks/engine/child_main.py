@@ -28,6 +28,7 @@ from nautile.common.files import RemoteFiles, is_full_or_read_only, not_writable
 from nautile.common.processes import ExitCode, collector_paused, die_with_parent, give_way
 from nautile.data.endpoints.reply_source import HostClaims
 from nautile.store.events import EventWriter
+from nautile.store.layout import ChildFiles, Layout, StagingFiles
 from nautile.tasks.engine.errors import NotWritable
 from nautile.tasks.engine.fanout.items import Markers, emit_with_source, process_item, write_item_list
 from nautile.tasks.engine.job import Job
@@ -160,12 +161,12 @@ def _stage_of(request: dict[str, Any]) -> Stage:
     return load_stage(request["module"], request["attribute"])
 
 
-def keep_compiled(store: Path, rank: int = 0) -> None:
+def keep_compiled(compiled: Path, rank: int = 0) -> None:
     """Enable JAX's compilation cache in the store, shared by all its processes. Imports JAX."""
     with collector_paused():
         from nautile.model import compile_cache  # imports JAX, which most stages do not need
 
-    compile_cache.enable_compile_cache(store / "compiled")
+    compile_cache.enable_compile_cache(compiled)
     if rank:
         compile_cache.keep_on_every_process()
 
@@ -175,18 +176,18 @@ def _run_stage_function(request: dict[str, Any], rank: int | None, remote: Remot
     if rank is not None:
         _join_hosts(rank, request["launch"]["silent_s"])
     if stage.accelerator:
-        keep_compiled(Path(request["store"]), rank or 0)
+        keep_compiled(Layout(request["store"]).compiled, rank or 0)
     if rank:
         # Only process 0 reports and publishes.
         stage.work(_job(request, stage, silent, rank, remote))
         return
-    emit = EventWriter(Path(request["events"]), request["execution"], stage=stage.name, live=staging / "live.json")
+    emit = EventWriter(Path(request["events"]), request["execution"], stage=stage.name, live=StagingFiles(staging).live)
     try:
         with usage_reported(request):
             stage.work(_job(request, stage, LoggedProgress(emit), 0, remote))
         outputs = _written_outputs(stage, staging)
         # Last of all: from now on the work is complete, and the parent publishes it even if this process does not exit.
-        write_json(staging / "done.json", {"outputs": outputs, "environment": environment()})
+        write_json(StagingFiles(staging).done, {"outputs": outputs, "environment": environment()})
     finally:
         emit.close()
 
@@ -195,7 +196,7 @@ def _run_fan_out_part(request: dict[str, Any], name: str, item: str, slot: str) 
     """Process `item` of the fan-out `name`, or list its items if `item` is empty."""
     stage, staging, events = _stage_of(request), Path(request["staging"]), Path(request["events"])
     fan_out = next(fan_out for fan_out in stage.fan_outs if fan_out.name == name)
-    live = (Markers.of(staging, name).item_folder(item) if item else staging) / "live.json"
+    live = ChildFiles(Markers.of(staging, name).item_folder(item) if item else staging).live
     # One event file per worker slot, not per item: thousands of files would slow the catalog down.
     path = events.with_name(f"{events.stem}-{slot}{events.suffix}")
     emit = EventWriter(path, request["execution"], stage=stage.name, live=live)
@@ -241,7 +242,7 @@ def _job(request: dict[str, Any], stage: Stage, emit: Emit, rank: int, remote: R
         inputs={name: Path(folder) for name, folder in request["inputs"].items()},
         staging=Path(request["staging"]),
         emit=emit,
-        replies=Path(request["store"]) / "replies",
+        replies=Layout(request["store"]).replies,
         claims=remote.claims,
         remote_files=remote.files,
         shared_disk="url" not in request,
@@ -252,7 +253,7 @@ def _job(request: dict[str, Any], stage: Stage, emit: Emit, rank: int, remote: R
 
 def _written_outputs(stage: Stage, staging: Path) -> list[str]:
     """The kinds that have files to publish. Raises `RuntimeError` if a required one has none."""
-    folders = sorted(path for path in (staging / "output").glob("*") if path.is_dir())
+    folders = sorted(path for path in StagingFiles(staging).outputs.glob("*") if path.is_dir())
     kinds = [folder.name for folder in folders if any(path.is_file() for path in folder.rglob("*"))]
     if unknown := set(kinds) - set(stage.outputs):
         raise RuntimeError(f"stage {stage.name} wrote {sorted(unknown)}; its outputs are {list(stage.outputs)}")
@@ -265,7 +266,7 @@ def failed(folder: Path, code: ExitCode, error: BaseException) -> ExitCode:
     """Log an error, write it to `error.json` for the parent, and return the code."""
     message = str(error) or type(error).__name__
     logger.error("%s", message)
-    path = folder / "error.json"
+    path = ChildFiles(folder).error_path
     if process_rank() is not None and path.exists():
         return code  # of several hosts the first error is the cause; the other hosts fail because they lost that host
     try:

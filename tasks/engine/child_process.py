@@ -20,12 +20,11 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import nautile
 from nautile.common.errors import ConfigError, Retryable
-from nautile.common.files import read_json
 from nautile.common.processes import HUGE_PAGES, ExitCode, give_session_way, loopback_direct, module_command
+from nautile.store.layout import ChildFiles
 from nautile.tasks.engine.errors import NotWritable, StageCancelled, StageCrash
 
 logger = logging.getLogger(__name__)
@@ -76,43 +75,6 @@ def pause(seconds: float) -> None:
         time.sleep(seconds)
     elif cancelled.wait(seconds):
         raise StageCancelled("the run was cancelled")
-
-
-@dataclass(frozen=True)
-class ChildFiles:
-    """The files that one child writes for its parent: log.txt, live.json (progress), error.json."""
-
-    folder: Path
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "log.txt"
-
-    @property
-    def live(self) -> Path:
-        return self.folder / "live.json"
-
-    def error(self) -> dict[str, Any] | None:
-        """`type` and `message` of the error that ended the child; None if it could not write them."""
-        error = read_json(self.folder / "error.json")
-        # A child on another host may be of another version.
-        texts = isinstance(error, dict) and all(isinstance(error.get(name), str) for name in ("type", "message"))
-        return error if texts else None
-
-    def clear(self) -> None:
-        """Remove the error and progress of an earlier attempt."""
-        for name in ("error.json", "live.json"):
-            (self.folder / name).unlink(missing_ok=True)
-
-    def log_tail(self) -> str:
-        """The last fifteen lines of the log, for a message."""
-        try:
-            with self.log.open("rb") as file:
-                # Only the end of a log that may have gigabytes.
-                file.seek(max(0, file.seek(0, 2) - 8192))
-                return "\n".join(file.read().decode(errors="replace").splitlines()[-15:])
-        except OSError:
-            return ""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from nautile.configs.base import Section, SeedName
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.keys import FILES
 from nautile.data.endpoints.reply_source import HostClaims, ReplySource
+from nautile.store.layout import StagingFiles
 
 SectionPart = TypeVar("SectionPart", bound=Section)
 
@@ -74,19 +75,18 @@ class Job:
     @property
     def scratch(self) -> Path:
         """A folder for checkpoints, ledgers and the like; it survives retries and is not published."""
-        return _created(self.staging / "scratch")
+        return _created(StagingFiles(self.staging).scratch)
 
     def output(self, kind: str) -> Path:
         """The folder whose content becomes the artifact `kind`; it survives retries."""
-        if self.process:
-            return _created(self.staging / "others" / str(self.process) / _checked(kind))
-        return _created(self.staging / "output" / _checked(kind))
+        return _created(StagingFiles(self.staging).output(_checked(kind), self.process))
 
     def describe(self, kind: str, **facts: Any) -> None:
         """Add facts (counts, stand-ins) to the manifest of the artifact `kind`. A later value replaces an earlier."""
         if self.process:
             return
-        path = _created(self.staging / "facts") / f"{_checked(kind)}.json"
+        path = StagingFiles(self.staging).facts(_checked(kind))
+        _created(path.parent)
         write_json(path, {**(read_json(path) or {}), **facts})
 
     def add_digests(self, kind: str, digests: Mapping[str, str]) -> None:
@@ -95,7 +95,8 @@ class Job:
         Publication then does not read these files again.
         """
         if not self.process:
-            path = _created(self.staging / "digests") / f"{_checked(kind)}.json"
+            path = StagingFiles(self.staging).digests(_checked(kind))
+            _created(path.parent)
             write_json(path, {**(read_json(path) or {}), **digests})
 
 

@@ -30,6 +30,7 @@ from nautile.common.errors import ConfigError, Retryable
 from nautile.common.files import read_json, write_json
 from nautile.common.processes import ExitCode, die_with_parent, free_port, module_command
 from nautile.configs.operation import LaunchConfig
+from nautile.store.layout import StagingFiles
 from nautile.tasks.engine.child_main import STOP, host_environment
 from nautile.tasks.engine.ray_cluster import connected
 from nautile.tasks.engine.ray_hosts import print_line, start_actors
@@ -114,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
             # Without a shared disk the request, progress and results go through the store's remote.
             if "url" in request:
                 store = open_remote(request["store"])
-                send_request(store, request, read_json(path.with_name("execution.json")) or {})
+                send_request(store, request, read_json(StagingFiles(path.parent).execution) or {})
                 threading.Thread(target=watch_progress, args=(store, request, ended), daemon=True).start()
             if launch.on_ray:
                 stack.enter_context(connected(launch))
@@ -139,7 +140,7 @@ def main(arguments: list[str] | None = None) -> int:
     # Without a message a host has written error.json itself.
     if message:
         logger.error("%s", message)
-        error_json = Path(request["staging"]) / "error.json"
+        error_json = StagingFiles(Path(request["staging"])).error_path
         write_json(error_json, {"code": int(code), "type": "MultihostError", "message": message})
     return code
 

@@ -31,6 +31,7 @@ from prefect.utilities.engine import emit_task_run_state_change_event
 
 from nautile.common.errors import Retryable
 from nautile.common.text import first_line, markdown_table, visible
+from nautile.store.layout import Layout
 from nautile.store.locks import KeyLock
 from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.child_process import pause
@@ -304,7 +305,7 @@ class _TaskRunPage:
             if isinstance(error, Exception):
                 self.end_bar(f"failed: {visible(first_line(error), 200)}")
             if self._last and self._last.key:
-                note_giving_up(Path(self._context.store_root) / "staging" / self._last.key, self._context)
+                note_giving_up(Layout(self._context.store_root).staging_files(self._last.key).folder, self._context)
             return False
         assert isinstance(error, Exception)  # nothing else is retried
         self.pause_s = self._policy.pause_s()
@@ -331,7 +332,7 @@ class _TaskRunPage:
         text = f"{note}, after: {visible(update.reason).splitlines()[0]}"
         self._show(100.0 * share, text)
         if self._last and self._last.key:
-            write_retry_note(Path(self._context.store_root) / "staging" / self._last.key, text, self.pause_s)
+            write_retry_note(Layout(self._context.store_root).staging_files(self._last.key).folder, text, self.pause_s)
         return True
 
     def _log_begin(self) -> None:

@@ -28,6 +28,7 @@ from nautile.common.errors import ConfigError, Retryable
 from nautile.common.files import read_json, write_json
 from nautile.common.processes import ExitCode
 from nautile.store.file_cache import FileCache
+from nautile.store.layout import StagingFiles
 from nautile.store.manifest import LARGEST_MANIFEST
 from nautile.store.mirror import MirroredStore, open_store
 from nautile.store.request_claims import RequestClaims
@@ -55,7 +56,7 @@ def send_request(store: MirroredStore, request: dict[str, Any], execution: dict[
 
     `execution`: the content of `execution.json`.
     """
-    inputs = {name: "/".join(Path(folder).parts[-2:]) for name, folder in request["inputs"].items()}
+    inputs = {name: store.artifact_name(Path(folder)) for name, folder in request["inputs"].items()}
     events = Path(request["events"]).name
     if execution["attempt"] == 1:
         StagingMirror(store.remote, Path(request["staging"])).remove()  # from an earlier execution of the key
@@ -72,7 +73,7 @@ def take_results(store: MirroredStore, request: dict[str, Any], code: int) -> No
     # Before anything else: whatever the exit code, this is what failed.
     error = store.remote.read_json(f"{host_files(request['key'])}/error.json", LARGEST_MANIFEST)
     if isinstance(error, dict):
-        write_json(staging / "error.json", error)
+        write_json(StagingFiles(staging).error_path, error)
     store.pull_events()
     if code == ExitCode.DONE and not StagingMirror(store.remote, staging).pull():
         raise Retryable(f"{store.url} does not have the outputs of the first host")
@@ -84,7 +85,7 @@ def watch_progress(store: MirroredStore, request: dict[str, Any], ended: threadi
         try:
             live = store.remote.read_json(f"{host_files(request['key'])}/live.json", LARGEST_MANIFEST)
             if live is not None:
-                write_json(Path(request["staging"]) / "live.json", live, durable=False)
+                write_json(StagingFiles(Path(request["staging"])).live, live, durable=False)
             store.pull_events()
         except (OSError, ConfigError, Retryable) as error:
             logger.info("progress could not be fetched; trying again: %s", error)
@@ -93,7 +94,7 @@ def watch_progress(store: MirroredStore, request: dict[str, Any], ended: threadi
 def _work_on_own_disk(url: str, key: str) -> int:
     """Work as one process of a multi-host stage on a host that shares no disk; return the exit code."""
     store, rank = open_remote(url), process_rank()
-    folder = store.root / "staging" / key
+    folder = store.staging_files(key).folder
     mirror = StagingMirror(store.remote, folder, store.push_events)
     # Until `work` returns, whatever ends this process counts as a failure.
     code: int = ExitCode.FAILED
@@ -149,7 +150,7 @@ def request_of(store: MirroredStore, key: str) -> dict[str, Any]:
         if not store.has_files(artifact):
             store.fetch(artifact, without=stage.on_demand.get(artifact.kind))
         inputs[name] = str(artifact.folder)
-    events = str(store.root / "events" / request["events"])
+    events = str(store.events / request["events"])
     return request | {"inputs": inputs, "events": events, "store": str(store.root)}
 
 
@@ -166,21 +167,21 @@ def _prepared_request(store: MirroredStore, key: str, mirror: StagingMirror | No
     request = request_of(store, key)
     folder = store.staging(key)
     if mirror:
-        record = read_json(folder / "execution.json")
+        record = read_json(StagingFiles(folder).execution)
         # Work of an earlier execution on this host: another key's state would be mixed into this one's.
         if record is None or record["execution"] != request["execution"]:
             store.discard(folder)
         mirror.pull()
         store.staging(key)
-        write_json(folder / "execution.json", request["record"])
-    (folder / "error.json").unlink(missing_ok=True)
+        write_json(StagingFiles(folder).execution, request["record"])
+    StagingFiles(folder).error_path.unlink(missing_ok=True)
     return request | {"staging": str(folder)}
 
 
 def _send_error(store: MirroredStore, key: str) -> None:
     """Send this host's error, unless another host has sent one."""
     with suppress(OSError, ConfigError, Retryable):
-        error = (store.root / "staging" / key / "error.json").read_bytes()
+        error = store.staging_files(key).error_path.read_bytes()
         # `create` fails if the object exists: the first error is the cause, later ones follow from it.
         store.remote.create(f"{host_files(key)}/error.json", error)
 
@@ -189,7 +190,7 @@ def _send_progress(store: MirroredStore, key: str, ended: threading.Event) -> No
     """Send `live.json` and the events periodically, until `ended` is set."""
     while not ended.wait(LIVE_EVERY_S):
         try:
-            live = store.root / "staging" / key / "live.json"
+            live = store.staging_files(key).live
             if live.is_file():
                 store.remote.write(f"{host_files(key)}/live.json", live.read_bytes())
             store.push_events()

@@ -4,9 +4,6 @@ An execution writes the artifacts of a key once, in one or more attempts. All at
 `execution.json`, so metrics and samples have the same ids in each of them and a resume duplicates none. What a machine
 publishes after it has taken the work over from another one has an id of its own, because the other may have published
 it as well.
-
-    execution.json  request.json  live.json  error.json  retry.json  failure.json  done.json  log.txt  publication.json
-    fan_outs/  scratch/  output/<kind>/  facts/<kind>.json  digests/<kind>.json
 """
 
 import logging
@@ -21,9 +18,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from nautile.common.files import read_json, write_json
 from nautile.store.artifacts import Artifact, Store
+from nautile.store.layout import StagingFiles
 from nautile.store.manifest import execution_after_takeover
-from nautile.store.staging_mirror import PUBLICATION
-from nautile.tasks.engine.child_process import ChildFiles
 from nautile.tasks.engine.stage import RunContext
 
 logger = logging.getLogger(__name__)
@@ -89,50 +85,43 @@ class Staging:
     unfinished_row: dict[str, Any] | None = None  # the row of an earlier attempt that never recorded its end
 
     @property
-    def files(self) -> ChildFiles:
-        return ChildFiles(self.path)
-
-    @property
-    def request(self) -> Path:
-        return self.path / "request.json"
-
-    def output(self, kind: str) -> Path:
-        return self.path / "output" / kind
+    def files(self) -> StagingFiles:
+        return StagingFiles(self.path)
 
     def done(self) -> list[str] | None:
         """The kinds that the finished work wrote; None while it is not finished."""
-        record = _Done.read(self.path / "done.json")
+        record = _Done.read(self.files.done)
         return record.outputs if record else None
 
     def mark_unfinished(self) -> None:
         """Have the next attempt work again instead of publishing what is here."""
-        (self.path / "done.json").unlink(missing_ok=True)
-        (self.path / PUBLICATION).unlink(missing_ok=True)
+        self.files.done.unlink(missing_ok=True)
+        self.files.publication.unlink(missing_ok=True)
 
     def publication(self, fence: int) -> PublishedAs:
         """The id of the artifacts, of which an earlier attempt may have published some; `fence`: of the lease."""
-        if record := PublishedAs.read(self.path / PUBLICATION):
+        if record := PublishedAs.read(self.files.publication):
             return record
         execution = self.execution if fence == self.fence else execution_after_takeover(self.execution, fence)
         # Before the first rename, and not sent to the remote: another machine that takes the work over publishes all.
         published = PublishedAs(execution=execution, fence=fence)
-        write_json(self.path / PUBLICATION, published.model_dump())
+        write_json(self.files.publication, published.model_dump())
         return published
 
     def facts(self, kind: str) -> dict[str, Any]:
         """The facts that `Job.describe` recorded, and the environment in which the work was done."""
-        record = _Done.read(self.path / "done.json")
+        record = _Done.read(self.files.done)
         environment = {"environment": record.environment} if record and record.environment else {}
-        return (read_json(self.path / "facts" / f"{kind}.json") or {}) | environment
+        return (read_json(self.files.facts(kind)) or {}) | environment
 
     def digests(self, kind: str) -> dict[str, str]:
         """The digests that `Job.add_digests` recorded: relative path -> sha256."""
-        return read_json(self.path / "digests" / f"{kind}.json") or {}
+        return read_json(self.files.digests(kind)) or {}
 
     def record(self, row: dict[str, Any] | None) -> None:
         """Write `execution.json`. `row` is the row of the running attempt, None once its end is recorded."""
         write_json(
-            self.path / "execution.json",
+            self.files.execution,
             {
                 "execution": self.execution,
                 "attempt": self.attempt,
@@ -153,7 +142,7 @@ def open_staging(store: Store, key: str, inputs: dict[str, Artifact], *, force: 
     """
     folder = store.staging(key)
     digests = {name: artifact.manifest["digest"] for name, artifact in inputs.items()}
-    record = _Record.read(folder / "execution.json")
+    record = _Record.read(StagingFiles(folder).execution)
     # Continue only with the same inputs, and never reuse work that was not forced in a forced run.
     if record is not None and record.inputs == digests and (record.forced or not force):
         attempt, began = record.attempt + 1, record.began
@@ -165,20 +154,20 @@ def open_staging(store: Store, key: str, inputs: dict[str, Artifact], *, force: 
     # What the previous attempt left for its parent must not be taken for this one's.
     staging.files.clear()
     # The attempt that they announced begins here: the display and the other runs of a sweep see it at work.
-    for name in ("retry.json", "failure.json"):
-        (staging.path / name).unlink(missing_ok=True)
+    for path in (staging.files.retry, staging.files.failure):
+        path.unlink(missing_ok=True)
     return staging
 
 
 def write_retry_note(folder: Path, note: str, pause_s: float) -> None:
     """Record in a staging folder, for displays, why the next attempt starts only in `pause_s` seconds."""
     with suppress(OSError):  # the folder may be missing, or its disk full: the pause is the same
-        write_json(folder / "retry.json", {"note": note, "at": time.time() + pause_s})
+        write_json(StagingFiles(folder).retry, {"note": note, "at": time.time() + pause_s})
 
 
 def read_retry_note(folder: Path) -> str | None:
     """The note of a step that pauses between two attempts; None if it does not."""
-    retry = read_json(folder / "retry.json")
+    retry = read_json(StagingFiles(folder).retry)
     note, at = (retry.get("note"), retry.get("at")) if isinstance(retry, dict) else (None, None)
     # A folder that comes from another machine may be of another version.
     is_due = isinstance(note, str) and isinstance(at, (int, float)) and time.time() < at + LATE_S
@@ -189,15 +178,15 @@ def note_failure(folder: Path, context: RunContext, reason: str) -> None:
     """Record in a staging folder, for the other runs of the sweep, that this run failed there. It may retry."""
     note = {"sweep": context.sweep, "run": context.run_id, "config": context.config, "reason": reason, "final": False}
     with suppress(OSError):  # as in `write_retry_note`
-        write_json(folder / "failure.json", note)
+        write_json(StagingFiles(folder).failure, note)
 
 
 def note_giving_up(folder: Path, context: RunContext) -> None:
     """Mark the recorded failure as final, if it is this run's own."""
-    note = read_json(folder / "failure.json")
+    note = read_json(StagingFiles(folder).failure)
     if isinstance(note, dict) and note.get("run") == context.run_id:
         with suppress(OSError):
-            write_json(folder / "failure.json", note | {"final": True})
+            write_json(StagingFiles(folder).failure, note | {"final": True})
 
 
 def failure_in_sweep(store: Store, key: str, sweep: str) -> dict[str, Any] | None:
@@ -205,7 +194,7 @@ def failure_in_sweep(store: Store, key: str, sweep: str) -> dict[str, Any] | Non
 
     None if there is no such record, or if the run that wrote it no longer exists.
     """
-    note = read_json(store.root / "staging" / key / "failure.json") if sweep else None
+    note = read_json(store.staging_files(key).failure) if sweep else None
     if not isinstance(note, dict) or note.get("sweep") != sweep or not {"run", "config", "reason"} <= note.keys():
         return None
     # A run that is alive will try again, so the others wait for it. One that was killed will not, and its note is void.

@@ -20,7 +20,6 @@ from nautile.flows.run_state import (
     time_left_text,
 )
 from nautile.flows.selection import Selection
-from nautile.store.artifacts import QUESTIONS
 from nautile.store.catalog import Catalog
 from nautile.store.manifest import host, now
 from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
@@ -98,8 +97,8 @@ def test_a_run_that_waits_for_an_answer_is_not_done(at_work):
         "host": "other",
         "pid": 1,
     }
-    (at_work.root / QUESTIONS).mkdir()
-    write_json(at_work.root / QUESTIONS / "r1.json", note | {"api": None})
+    at_work.questions.mkdir()
+    write_json(at_work.questions / "r1.json", note | {"api": None})
     state, steps = shown(at_work)
     assert (state.state, steps["pretrain"].state, steps["align"].state) == ("waiting", "waiting", "coming")
     assert state.question["message"] == "Stage pretrain asks"

@@ -145,6 +145,6 @@ def test_old_claims_are_garbage(pair, monkeypatch):
     now = a.remote.server_time()
     monkeypatch.setattr(a.remote, "server_time", lambda: now + 8 * 86400)
     items = find_garbage(a)
-    assert [item.path.name for item in items] == ["requests"]
+    assert [item.path.name for item in items] == ["claims"]
     collect(a, items)
-    assert a.remote.names("requests/m") == {}
+    assert a.remote.names("claims/m") == {}

@@ -119,8 +119,8 @@ def test_what_a_run_plans_that_has_not_ended_stays(store, publish, monkeypatch):
     assert retired(store, **rules) == {"start"}
     monkeypatch.setattr("nautile.store.garbage.STALE_DAYS", -1.0)
     assert retired(store, **rules) == {"text", "old", "start"}, "long ago, and nobody is asked any more"
-    (store.root / "waiting").mkdir()
-    write_json(store.root / "waiting" / "r1.json", {"run": "r1"})
+    store.questions.mkdir()
+    write_json(store.questions / "r1.json", {"run": "r1"})
     assert retired(store, **rules) == {"start"}, "it waits for an answer, however long"
     planned(store, old, reads=[start], id="later", state="done", started="2026-01-03T03:04:05+00:00")
     assert retired(store, **rules) == {"text", "old", "start"}

@@ -13,7 +13,7 @@ import pytest
 from nautile.common.errors import ConfigError, Retryable
 from nautile.model.training.checkpoint import TrainCheckpoints
 from nautile.store.garbage import collect, find_garbage
-from nautile.store.staging_mirror import SENT, SNAPSHOT, UPLOADS, StagingMirror, upload_note
+from nautile.store.staging_mirror import SNAPSHOT, StagingMirror, upload_note
 from tests.support.samples.stage_store import filled, key_of, published
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ def mirror(store):
 def contents(store):
     folder = store.root / "staging" / KEY
     files = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
-    return {name: text for name, text in files.items() if name not in (SENT, UPLOADS)}
+    return {name: text for name, text in files.items() if name not in ("sent.json", "uploads.json")}
 
 
 def begun(store):
@@ -119,7 +119,7 @@ def test_finished_items_are_sent_with_what_they_wrote_and_what_they_used_up_is_d
             "fan_outs/cut/list.json": "{}",
             "fan_outs/cut/done/1": "{}",
             "fan_outs/cut/items/2/live.json": "{}",
-            "fan_outs/attempt.json": "{}",
+            "fan_outs/lease.json": "{}",
             "scratch/files/1/ids": "ids",
             "scratch/files/.2.partial-x/ids": "half",
             "output/tokens/1.bin": "one",

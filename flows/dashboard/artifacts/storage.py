@@ -11,17 +11,9 @@ import streamlit as st
 from nautile.common.text import size
 from nautile.flows.dashboard import cards, queries, shared
 from nautile.flows.dashboard.shared import ChosenRun
+from nautile.store.layout import Layout
 from nautile.store.mirror import open_store
 
-FOLDERS = {
-    "staging": "unfinished work, from which stages resume",
-    "events": "metrics, samples and calls that processes have reported",
-    "logs": "output of the stages",
-    "cache": "embeddings, kept for reuse",
-    "replies": "replies of endpoints that were paid for, kept for reuse",
-    "compiled": "compiled programs",
-    "prefect": "Prefect's own database",
-}
 CACHE_S = 60.0
 _JOINED = "\N{NO-BREAK SPACE}"  # between a number and its unit
 MAX_ARTIFACTS = 500
@@ -76,16 +68,28 @@ _COLUMNS = {
 }
 
 
+def _folders(store: Layout) -> dict[Path, str]:
+    return {
+        store.staging_root: "unfinished work, from which stages resume",
+        store.events: "metrics, samples and calls that processes have reported",
+        store.logs: "output of the stages",
+        store.cache: "embeddings, kept for reuse",
+        store.replies: "replies of endpoints that were paid for, kept for reuse",
+        store.compiled: "compiled programs",
+        store.prefect: "Prefect's own database",
+    }
+
+
 @st.cache_data(ttl=CACHE_S, show_spinner=False)
 def _folder_sizes(root: str) -> list[dict[str, Any]]:
     """The sizes of the store's folders other than those of artifacts, and of the catalog, a row each."""
     rows: list[dict[str, Any]] = []
-    for name, what in FOLDERS.items():
-        if (Path(root) / name).is_dir():
-            total, complete = _size_of(Path(root) / name)
+    for folder, what in _folders(Layout(root)).items():
+        if folder.is_dir():
+            total, complete = _size_of(folder)
             what = what if complete else f"{what} (its first {MAX_FILES:,} files)"
-            rows.append({"folder": name, "bytes": total, "what": what})
-    catalog = Path(root) / "catalog.duckdb"
+            rows.append({"folder": folder.name, "bytes": total, "what": what})
+    catalog = Layout(root).catalog_path
     rows.append(
         {"folder": catalog.name, "bytes": catalog.stat().st_size, "what": "the catalog's tables, which can be rebuilt"}
     )

@@ -20,9 +20,9 @@ from typing import Any, Self
 
 from nautile.common.events import Emit
 from nautile.common.files import read_json, write_json
+from nautile.store.layout import DONE_ITEMS, FAN_OUTS, FINISHED, ITEM_LIST, LOG, RUNNING_ITEMS, SCRATCH, StagingFiles
 from nautile.tasks.engine.job import Job
 
-FOLDER = "fan_outs"  # in the staging folder
 _ITEM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
@@ -41,7 +41,7 @@ class FanOut:
     work: Callable[[Job, str], None]
     skippable: Callable[[Job], float] = lambda _: 0.0
     noun: str = "files"  # the unit that progress shows
-    reads: Callable[[str], tuple[str, ...]] = lambda _: ("scratch",)  # item -> its files and folders in staging
+    reads: Callable[[str], tuple[str, ...]] = lambda _: (SCRATCH,)  # item -> its files and folders in staging
 
 
 @dataclass(frozen=True)
@@ -52,41 +52,45 @@ class Markers:
 
     @classmethod
     def of(cls, staging: Path, fan_out: str) -> Self:
-        return cls(staging / FOLDER / fan_out)
+        return cls(StagingFiles(staging).fan_out(fan_out))
 
     @property
     def items(self) -> list[str] | None:
         """None until the items have been listed."""
-        listing = read_json(self.folder / "list.json")
+        listing = read_json(self.folder / ITEM_LIST)
         return listing["items"] if isinstance(listing, dict) else None
 
     @property
     def skippable(self) -> float:
         """The share of the items that may be skipped."""
-        listing = read_json(self.folder / "list.json")
+        listing = read_json(self.folder / ITEM_LIST)
         if listing is None:
-            raise RuntimeError(f"{self.folder / 'list.json'} is missing or damaged")
+            raise RuntimeError(f"{self.folder / ITEM_LIST} is missing or damaged")
         return listing["skippable"]
 
     @property
     def skipped(self) -> dict[str, str] | None:
         """Item -> why it was skipped; None until the fan-out is finished."""
-        finished = read_json(self.folder / "finished.json")
+        finished = read_json(self.folder / FINISHED)
         return finished["skipped"] if isinstance(finished, dict) else None
 
     def done(self) -> set[str]:
-        folder = self.folder / "done"
+        folder = self.folder / DONE_ITEMS
         return {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.is_dir() else set()
 
     def is_done(self, item: str) -> bool:
-        return (self.folder / "done" / item).exists()
+        return self.marker(item).exists()
+
+    def marker(self, item: str) -> Path:
+        """Marks an item as done."""
+        return self.folder / DONE_ITEMS / item
 
     def item_folder(self, item: str) -> Path:
         """Where a running item's log, progress and error lie."""
-        return self.folder / "items" / item
+        return self.folder / RUNNING_ITEMS / item
 
     def write_finished(self, skipped: dict[str, str]) -> None:
-        write_json(self.folder / "finished.json", {"skipped": skipped})
+        write_json(self.folder / FINISHED, {"skipped": skipped})
 
 
 def finished_items(job: Job, fan_out: str) -> list[str]:
@@ -115,21 +119,21 @@ def write_item_list(fan_out: FanOut, job: Job) -> None:
         raise RuntimeError(f"fan-out {fan_out.name}: the share that may be skipped is {skippable}, not within 0..1")
     folder = Markers.of(job.staging, fan_out.name).folder
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "list.json", {"items": items, "skippable": skippable})
+    write_json(folder / ITEM_LIST, {"items": items, "skippable": skippable})
 
 
 def process_item(fan_out: FanOut, job: Job, item: str) -> None:
     """Call `fan_out.work` and mark the item as done."""
     fan_out.work(job, item)
-    folder = Markers.of(job.staging, fan_out.name).folder / "done"
-    folder.mkdir(exist_ok=True)
+    marker = Markers.of(job.staging, fan_out.name).marker(item)
+    marker.parent.mkdir(exist_ok=True)
     # Only now: all that the item writes is complete, and each file of it was renamed into place.
-    write_json(folder / item, {})
+    write_json(marker, {})
 
 
 def item_logs(staging: Path) -> list[Path]:
     """The logs of the running items of all fan-outs in a staging folder."""
-    return sorted(staging.glob(f"{FOLDER}/*/items/*/log.txt"))
+    return sorted(staging.glob(f"{FAN_OUTS}/*/{RUNNING_ITEMS}/*/{LOG}"))
 
 
 def emit_with_source(emit: Emit, fan_out: str, item: str) -> Emit:

@@ -1,7 +1,7 @@
 """Run work items on hosts that share no disk with the run's machine: their files go through the store's remote.
 
     <url>/hosts/<key>/request.json      the request, without local paths (`tasks.engine.remote_child`)
-                      attempt.json      the active attempt; without it every item ends
+                      lease.json        the active attempt; without it every item ends
                       files/<name>      files of the staging folder that items read
                       items/<fan-out>/<item>/<name>     files that an item has written
 
@@ -16,7 +16,6 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,12 +25,13 @@ from typing import Any
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.files import atomic_path, read_json, write_json
 from nautile.configs.operation import LaunchConfig
+from nautile.store.layout import StagingFiles
 from nautile.store.manifest import is_safe_name
 from nautile.store.mirror import MirroredStore
 from nautile.store.staging_mirror import host_files
 from nautile.tasks.engine.errors import StageCancelled
-from nautile.tasks.engine.fanout.executor import Executor, ExecutorFactory
-from nautile.tasks.engine.fanout.items import FOLDER, FanOut
+from nautile.tasks.engine.fanout.executor import Executor, ExecutorFactory, Future
+from nautile.tasks.engine.fanout.items import FanOut, Markers
 from nautile.tasks.engine.fanout.work_item import ItemResult, WorkItem, run_once, with_retries
 from nautile.tasks.engine.remote_child import open_remote, request_of, send_request
 
@@ -52,7 +52,7 @@ def run_item(item: WorkItem) -> ItemResult:
 
 def _run_once(store: MirroredStore, item: WorkItem, check_lease: Callable[[], None]) -> ItemResult:
     check_lease()
-    staging = store.root / "cache" / "items" / f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
+    staging = store.cache / "items" / f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
     _remove_leftovers(staging.parent)
     try:
         request = request_of(store, item.staging.name)
@@ -62,8 +62,8 @@ def _run_once(store: MirroredStore, item: WorkItem, check_lease: Callable[[], No
         # Only files that differ from these stamps after the run are sent back.
         _fetch(store, dict(item.files), staging)
         before = _stamps(staging)
-        write_json(staging / "request.json", request | {"staging": str(staging)})
-        result = run_once(replace(item, request=str(staging / "request.json")), check_lease)
+        write_json(StagingFiles(staging).request, request | {"staging": str(staging)})
+        result = run_once(replace(item, request=str(StagingFiles(staging).request)), check_lease)
         store.push_events()
         return replace(result, **_send_changes(store, item, staging, before))
     finally:
@@ -80,7 +80,7 @@ def _lease_check(store: MirroredStore, item: WorkItem, key: str) -> Callable[[],
             return
         checked_at = monotonic()
         try:
-            active = store.remote.read_json(f"{host_files(key)}/attempt.json", 2**16)
+            active = store.remote.read_json(f"{host_files(key)}/lease.json", 2**16)
         except Retryable as error:
             logger.warning("cannot check whether the attempt is still active: %s", error)
             return
@@ -105,10 +105,11 @@ def _remove_leftovers(folder: Path) -> None:
 
 def _stamps(staging: Path) -> dict[str, tuple[int, int]]:
     """Name -> (bytes, ctime) of the files of a staging folder, without those that control the process."""
-    stamps = {}
+    stamps, own = {}, StagingFiles(staging)
+    control = {path.name for path in (own.request, own.live, own.error_path)}
     for path in staging.rglob("*"):
         name = path.relative_to(staging).as_posix()
-        if path.is_file() and "/." not in f"/{name}" and path.name not in ("request.json", "live.json", "error.json"):
+        if path.is_file() and "/." not in f"/{name}" and path.name not in control:
             stamps[name] = _stamp(path)
     return stamps
 
@@ -185,7 +186,8 @@ class _Items:
         """Fetch the files that an item has written, its marker last: with the marker the item counts as done."""
         result = self.executor.result(item, future)
         files = dict(result.files)
-        marker = {name: files.pop(name) for name in list(files) if name == f"{FOLDER}/{item.fan_out}/done/{item.item}"}
+        own = Markers.of(self.staging, item.fan_out).marker(item.item).relative_to(self.staging).as_posix()
+        marker = {name: files.pop(name) for name in list(files) if name == own}
         # The marker last: a crash or a power cut in between leaves an item that is not done, and runs again.
         for group in (files, marker):
             _fetch(self.store, group, self.staging, durable=True)
@@ -211,8 +213,9 @@ def through_remote(
     def opened(launch: LaunchConfig) -> Iterator[Executor]:
         folder = host_files(staging.name)
         # The request before the attempt: an item that sees its attempt active can read what to do.
-        send_request(store, read_json(staging / "request.json") or {}, read_json(staging / "execution.json") or {})
-        store.remote.write(f"{folder}/attempt.json", json.dumps({"attempt": attempt}).encode())
+        files = StagingFiles(staging)
+        send_request(store, read_json(files.request) or {}, read_json(files.execution) or {})
+        store.remote.write(f"{folder}/lease.json", json.dumps({"attempt": attempt}).encode())
         try:
             with factory(launch) as executor:
                 items = _Items(store, staging, {fan_out.name: fan_out for fan_out in fan_outs}, executor)
@@ -220,7 +223,7 @@ def through_remote(
                     yield Executor(items.submit, executor.capacity, items.result)
                 finally:
                     # Before the executor closes, which waits for running items: without this file they end soon.
-                    store.remote.delete([f"{folder}/attempt.json"])
+                    store.remote.delete([f"{folder}/lease.json"])
         finally:
             with suppress(ConfigError, Retryable):
                 store.remote.delete_folder(folder)

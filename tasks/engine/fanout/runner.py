@@ -20,9 +20,9 @@ from nautile.common.errors import ConfigError, Retryable
 from nautile.common.files import read_json
 from nautile.configs.operation import LaunchConfig
 from nautile.store.events import EventWriter, read_live
+from nautile.store.layout import RUNNING_ITEMS, ChildFiles
 from nautile.tasks.engine.child_process import (
     TICK_S,
-    ChildFiles,
     append_log,
     pause,
     raise_for_exit,
@@ -93,7 +93,7 @@ class FanOutRunner:
         self._emit_counts(fan_out, item_pass)
         # Only after a pass in which no item failed: with this file the fan-out is finished for good.
         markers.write_finished(item_pass.skipped)
-        shutil.rmtree(markers.folder / "items", ignore_errors=True)
+        shutil.rmtree(markers.folder / RUNNING_ITEMS, ignore_errors=True)
 
     def _list_items(self, fan_out: FanOut) -> None:
         files = ChildFiles(self.staging)

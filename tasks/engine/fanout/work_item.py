@@ -19,14 +19,13 @@ from typing import Any
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json, write_json
 from nautile.common.retry import retry
+from nautile.store.layout import ChildFiles, StagingFiles
 from nautile.store.manifest import code_commit, host
-from nautile.tasks.engine.child_process import ChildFiles, pause, raise_for_exit, run_child
+from nautile.tasks.engine.child_process import pause, raise_for_exit, run_child
 from nautile.tasks.engine.errors import ITEM_BACKOFF, NotWritable, RetryPolicy, StageCancelled
-from nautile.tasks.engine.fanout.items import FOLDER, Markers
+from nautile.tasks.engine.fanout.items import Markers
 
 logger = logging.getLogger(__name__)
-
-LEASE = f"{FOLDER}/attempt.json"  # in the staging folder
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def run_once(item: WorkItem, check_lease: Callable[[], object]) -> ItemResult:
 @contextmanager
 def lease(staging: Path, attempt: int) -> Iterator[None]:
     """Make `attempt` the active one: only its items may run. At the end of the block running items end, on any host."""
-    path = staging / LEASE
+    path = StagingFiles(staging).lease
     path.parent.mkdir(exist_ok=True)
     write_json(path, {"attempt": attempt})
     try:
@@ -129,7 +128,7 @@ def lease(staging: Path, attempt: int) -> Iterator[None]:
 
 
 def _check_lease(item: WorkItem) -> None:
-    active = read_json(item.staging / LEASE)
+    active = read_json(StagingFiles(item.staging).lease)
     if active is None and not item.staging.exists() and not item.staging.parent.exists():
         raise ConfigError(
             f"{item.staging} does not exist on this host: with several hosts the store (NAUTILE_STORE) must lie on a "

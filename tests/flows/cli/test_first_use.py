@@ -26,7 +26,7 @@ from nautile.flows.dag import build_dag
 from nautile.flows.operate.services import Service, join_server
 from nautile.flows.plans import recorded
 from nautile.flows.selection import Selection, prepare_run
-from nautile.store.artifacts import QUESTIONS, Store
+from nautile.store.artifacts import Store
 from nautile.store.events import EventWriter
 from nautile.store.manifest import host, now
 from tests.flows.test_run_state import at, attempt, plan
@@ -57,8 +57,8 @@ def ask(store, run, label):
     """A note of a run that waits for an answer, in this process, which holds the run's lock from now on."""
     store.run_lock(run).acquire()
     note = {"run": run, "label": label, "message": QUESTION, "since": now(), "host": host(), "pid": os.getpid()}
-    (store.root / QUESTIONS).mkdir(exist_ok=True)
-    write_json(store.root / QUESTIONS / f"{run}.json", note | {"api": None})
+    store.questions.mkdir(exist_ok=True)
+    write_json(store.questions / f"{run}.json", note | {"api": None})
 
 
 @pytest.mark.usefixtures("toy_stages")

@@ -15,7 +15,6 @@ from nautile.flows.cli.notes import read_note
 from nautile.flows.dashboard import shared
 from nautile.flows.operate import run_actions
 from nautile.flows.operate.services import Service
-from nautile.store.artifacts import QUESTIONS
 from nautile.store.catalog import Catalog
 from nautile.store.manifest import host, now
 from nautile.tasks.engine.attempt_log import write_row
@@ -76,9 +75,9 @@ def planned(store, state):
 
 
 def waits(store, api):
-    (store.root / QUESTIONS).mkdir()
+    store.questions.mkdir()
     note = {"run": RUN, "label": "align", "message": "May it?", "since": now(), "host": "other", "pid": 1, "api": api}
-    write_json(store.root / QUESTIONS / f"{RUN}.json", note)
+    write_json(store.questions / f"{RUN}.json", note)
 
 
 def _draw() -> None:

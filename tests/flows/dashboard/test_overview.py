@@ -16,7 +16,6 @@ from nautile.flows.dashboard.runs.ladder import evaluation_folders, verdict
 from nautile.flows.dashboard.runs.table import _minutes, table
 from nautile.flows.dashboard.shared import STATE_MARKS, chosen_run, run_summaries
 from nautile.flows.run_state import StepState
-from nautile.store.artifacts import QUESTIONS
 from nautile.store.catalog import Catalog
 from nautile.store.events import EventWriter
 from nautile.store.manifest import host, now
@@ -92,8 +91,8 @@ def test_the_first_page_names_what_waits_for_an_answer_with_its_cost_and_command
     planned(store, ["ingest", "pretrain"])
     attempted(store, "ingest", "done")
     note = {"run": "r1", "label": "pretrain", "message": "Expected cost: <b>$5</b>", "since": now(), "host": "other"}
-    (store.root / QUESTIONS).mkdir()
-    write_json(store.root / QUESTIONS / "r1.json", note | {"pid": 1, "api": None})
+    store.questions.mkdir()
+    write_json(store.questions / "r1.json", note | {"pid": 1, "api": None})
     shown = overview(store, monkeypatch)
     assert cards(shown) == ["**! pretrain waits for your answer**"]
     assert {"Expected cost: <b>$5</b>", "nautile approve r1"} <= set(literals(shown))

@@ -31,7 +31,7 @@ from nautile.flows.operate import approval
 from nautile.flows.operate import questions as questions_module
 from nautile.flows.operate.approval import before_step, expected_cost, go_on_with, question_at_budget, was_approved
 from nautile.flows.operate.questions import approve, waiting
-from nautile.store.artifacts import QUESTIONS, Store
+from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog, CatalogBusy
 from nautile.store.manifest import host, now
 from tests.support.servers.http_server import FakeServer, Response, json_response
@@ -266,8 +266,8 @@ def test_an_empty_name_approves_nothing(tmp_path):
     run = str(uuid4())
     with LockedServer() as server:
         note = {"run": run, "label": "align", "message": "?", "since": now(), "host": host(), "pid": os.getpid()}
-        (store.root / QUESTIONS).mkdir()
-        (store.root / QUESTIONS / f"{run}.json").write_text(json.dumps(note | {"api": server.url}))
+        store.questions.mkdir()
+        (store.questions / f"{run}.json").write_text(json.dumps(note | {"api": server.url}))
         with store.run_lock(run).for_life(), pytest.raises(ConfigError, match="no run '' waits"):
             approve(store, "", None)
     assert server.requests == 0
@@ -278,7 +278,7 @@ def test_a_run_that_was_killed_waits_no_more_though_its_process_id_is_used_again
     store = Store(tmp_path / "store")
     store.prepare()
     note = {"run": "r1", "label": "align", "message": "?", "since": now(), "host": host(), "pid": os.getpid()}
-    path = store.root / QUESTIONS / "r1.json"
+    path = store.questions / "r1.json"
     path.parent.mkdir()
     path.write_text(json.dumps(note | {"api": None}))
     with store.run_lock("r1").for_life():
@@ -293,8 +293,8 @@ def test_a_note_of_a_store_from_elsewhere_sends_no_login_to_its_server(tmp_path,
     store.prepare()
     run = str(uuid4())
     note = {"run": run, "label": "align", "message": "?", "since": now(), "host": "x", "pid": None}
-    (store.root / QUESTIONS).mkdir()
-    (store.root / QUESTIONS / f"{run}.json").write_text(json.dumps(note | {"api": "http://elsewhere.example/api"}))
+    store.questions.mkdir()
+    (store.questions / f"{run}.json").write_text(json.dumps(note | {"api": "http://elsewhere.example/api"}))
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "nautile:secret")
 
     def refused(*_, **__):
@@ -380,7 +380,7 @@ def test_a_run_that_is_cancelled_while_it_waits_begins_nothing(config, prefect_u
 def test_a_suspended_run_that_was_cancelled_waits_no_more(config, prefect_url, tmp_path):
     store = Store(tmp_path / "store")
     store.prepare()
-    (store.root / QUESTIONS).mkdir()
+    store.questions.mkdir()
     note = {
         "run": "1" * 8 + "-1111-1111-1111-" + "1" * 12,
         "label": "held_out",
@@ -390,9 +390,9 @@ def test_a_suspended_run_that_was_cancelled_waits_no_more(config, prefect_url, t
         "api": prefect_url,
         "pid": None,
     }
-    (store.root / QUESTIONS / "note.json").write_text(json.dumps(note))
+    (store.questions / "note.json").write_text(json.dumps(note))
     assert waiting(store) == []
-    assert list((store.root / QUESTIONS).iterdir()) == []
+    assert list(store.questions.iterdir()) == []
 
 
 class LostAnswer(FakeServer):

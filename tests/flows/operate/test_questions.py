@@ -8,7 +8,6 @@ import pytest
 
 from nautile.common.files import write_json
 from nautile.flows.operate.questions import waiting
-from nautile.store.artifacts import QUESTIONS
 from nautile.store.manifest import host
 from nautile.tasks.engine.staging import failure_in_sweep, read_retry_note
 from tests.support.samples.stage_store import key_of
@@ -25,7 +24,7 @@ NOTE = {
 
 
 def write(store, name, note):
-    folder = store.root / QUESTIONS
+    folder = store.questions
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(note))
 
@@ -48,7 +47,7 @@ def test_a_note_of_another_form_hides_no_other(store, note):
     write(store, "bad", note)
     write(store, "good", NOTE)
     assert [waits["run"] for waits in waiting(store)] == ["r1"]
-    assert (store.root / QUESTIONS / "bad.json").exists(), "what is not understood is not removed"
+    assert (store.questions / "bad.json").exists(), "what is not understood is not removed"
 
 
 def test_what_a_later_version_adds_is_kept_and_a_label_is_one_line(store):

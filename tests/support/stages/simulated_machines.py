@@ -323,9 +323,9 @@ def work(self: attempt._Attempt, staging: Any, check_lease: Callable[[], None], 
     read = {name: json.loads((artifact.path / "a.json").read_text()) for name, artifact in self.inputs.items()}
     content = json.dumps({"word": uuid.uuid4().hex, "read": {name: value["word"] for name, value in read.items()}})
     for kind in KINDS:
-        staging.output(kind).mkdir(parents=True, exist_ok=True)
+        staging.files.output(kind).mkdir(parents=True, exist_ok=True)
         for name in ("a.json", "b.json"):
-            (staging.output(kind) / name).write_text(content)
+            (staging.files.output(kind) / name).write_text(content)
     turn("before the end of the work")
     (staging.path / "done.json").write_text(json.dumps({"outputs": list(KINDS)}))
     if mirror is not None:

@@ -177,7 +177,7 @@ def test_a_machine_takes_over_from_a_killed_one_and_does_not_do_its_items_again(
     finally:
         parent.kill()
         parent.communicate()
-    assert not any("/fan_outs/cut/items/" in name or name.endswith("/fan_outs/attempt.json") for name in before)
+    assert not any("/fan_outs/cut/items/" in name or name.endswith("/fan_outs/lease.json") for name in before)
     (lease,) = a.remote.names("leases")  # which nobody has released
     (tmp_path / "open").touch()
     monkeypatch.setattr(leases, "POLL_S", 0.05)

@@ -65,7 +65,7 @@ def test_an_item_whose_attempt_is_over_does_nothing_and_a_name_that_climbs_is_re
     item = WorkItem(f"{key}/request.json", 2, "cut", "piece-0", 1, store.url)
     with pytest.raises(StageCancelled, match="its attempt is over"):
         own_disk.run_item(item)
-    store.remote.write(f"{host_files(key)}/attempt.json", b'{"attempt": 1}')
+    store.remote.write(f"{host_files(key)}/lease.json", b'{"attempt": 1}')
     with pytest.raises(StageCancelled, match="its attempt is over"):
         own_disk.run_item(item)
     with pytest.raises(ConfigError, match=r"file: '\.\./x'"):
