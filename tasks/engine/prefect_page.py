@@ -14,6 +14,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.text import amount, markdown_table, size, visible
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog, CatalogBusy
+from nautile.tasks.engine.catalogue import page_of
 from nautile.tasks.engine.progress import StageUpdate
 from nautile.tasks.reporting.blocks import LineChart
 from nautile.tasks.reporting.charts import svg
@@ -36,8 +37,6 @@ SELECT name, source, avg(step) AS step, avg(value) AS value FROM (
 """
 
 DASHBOARD_URL = "NAUTILE_DASHBOARD_URL"  # the environment variable; no links without it
-_STAGE_PAGES = {"pretrain": "training", "distill": "distillation", "evaluate": "evaluations"}
-_STAGE_PAGES |= dict.fromkeys(("align", "reason", "self_distill"), "reinforcement")
 
 
 def summary(store: Store, update: StageUpdate, outputs: dict[str, str]) -> str:
@@ -61,7 +60,7 @@ def summary(store: Store, update: StageUpdate, outputs: dict[str, str]) -> str:
         cells = [(_code(name), f"{value:.6g}") for name, value in sorted(update.metrics.items())[:MOST_METRICS]]
         parts.append(markdown_table(("metric", "last value"), cells))
 
-    stage_page = _dashboard(_STAGE_PAGES.get(update.stage, ""), run=update.run_id)
+    stage_page = _dashboard(page_of(update.stage), run=update.run_id)
     pages = {"this stage": stage_page, "the run": run_page(update.run_id)}
     links = [f"[{name} in the dashboard]({page})" for name, page in pages.items() if page]
     return "\n\n".join([*parts, " · ".join(links)]).strip() + "\n"
