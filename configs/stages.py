@@ -6,7 +6,9 @@ configuration's sections and the forms are made from them; what a stage declares
 """
 
 import os
+import pkgutil
 from importlib.metadata import entry_points
+from typing import Any
 
 from nautile.common.errors import ConfigError
 
@@ -28,3 +30,12 @@ def _references() -> dict[str, str]:
 
 STAGES = _references()
 """Name -> reference of its `Stage` (`tasks.engine.stage`), in the order in which lists show them."""
+PLUGIN_STAGES = tuple(name for name in STAGES if name not in SHIPPED)
+
+
+def plugin_section(name: str) -> Any:
+    """The model of the section of a plug-in's stage; None if it declares none, or if no plug-in has the name."""
+    try:
+        return pkgutil.resolve_name(STAGES[name]).section if name in PLUGIN_STAGES else None
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"stage {name!r}: {STAGES[name]!r} cannot be imported ({error})") from error

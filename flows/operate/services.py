@@ -23,7 +23,7 @@ import psutil
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json, write_json
 from nautile.common.processes import is_loopback, listen, module_command, url_host
-from nautile.configs.operation import OPERATED
+from nautile.configs.stages import STAGES
 from nautile.flows.operate import prefect_server
 from nautile.flows.operate.prefect_calls import call
 from nautile.flows.operate.prefect_faults import database_fault, last_error, setting_fault
@@ -31,7 +31,7 @@ from nautile.store.artifacts import Store
 from nautile.tasks.engine import prefect_page
 
 # One per stage, and those of the pipeline, the evaluation and the regression.
-DEPLOYMENTS = len(OPERATED) + 3
+DEPLOYMENTS = len(STAGES) + 3
 STARTUP_S = 180.0
 STOP_S = 15.0  # then what is left of its processes is killed
 _HOST = "127.0.0.1"
