@@ -17,8 +17,9 @@ from pydantic.fields import FieldInfo
 
 from nautile.common.errors import ConfigError
 from nautile.configs.base import Section, WorkersOwn
-from nautile.configs.operation import OPERATED, OperationConfig
+from nautile.configs.operation import OperationConfig
 from nautile.configs.schema import RunConfig
+from nautile.configs.stages import STAGES
 
 WORKER = "NAUTILE_WORKER"
 _BUDGETS = {"distill": ("budget_dollars", "budget_tokens"), "evaluate": ("budget_dollars",)}
@@ -67,7 +68,7 @@ def not_in_forms(path: str) -> str:
 def with_gates_of(config: RunConfig, served: RunConfig) -> RunConfig:
     """`config` with every approval of both configurations, and with the lower of their budgets."""
     stages: dict[str, Any] = {}
-    for stage in OPERATED:
+    for stage in STAGES:
         own, other = config.operation.of(stage), served.operation.of(stage)
         at_budget = "pause" if "pause" in (own.at_budget, other.at_budget) else "go_on"
         stages[stage] = own.model_copy(update={"approve": own.approve or other.approve, "at_budget": at_budget})

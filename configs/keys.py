@@ -18,17 +18,16 @@ from pydantic.fields import FieldInfo
 
 from nautile.common.files import content_digests
 from nautile.configs.base import NotInKey, Section
-from nautile.configs.distill import DistillConfig, IndexConfig
 from nautile.configs.endpoint import EndpointConfig
-from nautile.configs.evaluation import EvaluateConfig, HeldOutPart, ModelUnderTest, ReportConfig
+from nautile.configs.evaluation import HeldOutPart, ModelUnderTest
 from nautile.configs.ingest import IngestPart
 from nautile.configs.label import LabelConfig
 from nautile.configs.labelling import ClassifyConfig, ExtractConfig
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.configs.operation import PlanConfig
 from nautile.configs.schema import RunConfig
+from nautile.configs.stages import SHIPPED, plugin_section
 from nautile.configs.survey import SimulateConfig, SurveyConfig
-from nautile.configs.training import AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
 from nautile.configs.tune import TuneConfig
 
 FILES = "local_files"  # the entry of a step's section with the digests: path as configured -> file -> sha256
@@ -37,28 +36,25 @@ LOCAL_READERS = ("parquet", "jsonl", "csv", "margins", "labelled_sentences")  # 
 
 # Types of the parts of a step's section, by name. A part that is not listed (a seed, a length) is semantic as a whole.
 PARTS: dict[str, Any] = {
-    "align": AlignConfig,
+    **{name: RunConfig.model_fields[name].annotation for name in SHIPPED if name in RunConfig.model_fields},
     "classify": ClassifyConfig,
-    "distill": DistillConfig,
     "endpoints": dict[str, EndpointConfig],
-    "evaluate": EvaluateConfig,
     "extract": ExtractConfig,
     "held_out": HeldOutPart,
-    "index": IndexConfig,
     "ingest": IngestPart,
     "label": LabelConfig,
     "model": ModelConfig,
     "model_under_test": ModelUnderTest,
     "plan": PlanConfig,
-    "pretrain": PretrainConfig,
-    "reason": ReasonConfig,
-    "report": ReportConfig,
-    "self_distill": SelfDistillConfig,
     "simulate": SimulateConfig,
     "survey": SurveyConfig,
     "tokenizer": TokenizerConfig,
     "tune": TuneConfig,
 }
+
+
+def _part(name: str) -> Any:
+    return PARTS.get(name) or plugin_section(name)
 
 
 def key_fields(section: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +63,7 @@ def key_fields(section: dict[str, Any]) -> dict[str, Any]:
     Fields that the configuration no longer has are left out: the section may come from an older version's manifest.
     """
     files = section.get(FILES, {})
-    return {name: _semantic(value, PARTS.get(name), files) for name, value in section.items() if name != FILES}
+    return {name: _semantic(value, _part(name), files) for name, value in section.items() if name != FILES}
 
 
 def key_settings(settings: dict[str, Any]) -> dict[str, Any]:
@@ -80,7 +76,7 @@ def with_local_files(section: dict[str, Any], memory: Path | None = None) -> dic
 
     `memory`: a cache file of digests by size and time. Raises `ConfigError` for a path that matches no file.
     """
-    patterns = {path for name, part in section.items() for path in _local_paths(part, PARTS.get(name))}
+    patterns = {path for name, part in section.items() for path in _local_paths(part, _part(name))}
     if not patterns:
         return section
     return {

@@ -6,14 +6,15 @@ None of this is hashed into keys, because it does not change what a stage writes
 
 import re
 from datetime import timedelta
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, create_model, field_validator, model_validator
 
 from nautile.configs.base import Section, Share
 from nautile.configs.secrets import is_variable_name
+from nautile.configs.stages import STAGES
 
 
 class LaunchConfig(Section):
@@ -100,10 +101,10 @@ class ResourcesConfig(Section):
         return self.model_dump()
 
 
-Deployed = Literal[
-    "pipeline", "held_out", "ingest", "index", "distill", "pretrain", "align", "reason", "self_distill", "evaluate",
-    "report", "evaluation", "regression", "accelerator", "cpu", "network",
-]  # fmt: skip
+if TYPE_CHECKING:
+    Deployed = str
+else:
+    Deployed = Literal[("pipeline", *STAGES, "evaluation", "regression", "accelerator", "cpu", "network")]
 
 
 class DeployConfig(Section):
@@ -144,22 +145,19 @@ class StageOperation(Section):
         return timedelta(hours=self.hours)
 
 
-class OperationConfig(Section):
+if TYPE_CHECKING:
+    StageOperations = Section
+else:
+    StageOperations = create_model(
+        "StageOperations", __base__=Section, **{name: (StageOperation, StageOperation()) for name in STAGES}
+    )
+
+
+class OperationConfig(StageOperations):
     """`[operation.STAGE]`, a section for each stage, and the webhook for notifications."""
 
     # The NAME of the environment variable with the URL of a webhook; never the URL itself, which is a secret.
     notify: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")
-
-    held_out: StageOperation = StageOperation()
-    ingest: StageOperation = StageOperation()
-    index: StageOperation = StageOperation()
-    distill: StageOperation = StageOperation()
-    pretrain: StageOperation = StageOperation()
-    align: StageOperation = StageOperation()
-    reason: StageOperation = StageOperation()
-    self_distill: StageOperation = StageOperation()
-    evaluate: StageOperation = StageOperation()
-    report: StageOperation = StageOperation()
 
     @field_validator("notify")
     @classmethod
@@ -171,10 +169,6 @@ class OperationConfig(Section):
     def of(self, stage: str) -> StageOperation:
         """The section of a stage."""
         return getattr(self, stage)
-
-
-OPERATED = tuple(name for name, field in OperationConfig.model_fields.items() if field.annotation is StageOperation)
-"""The stages that have a section in `[operation]`: all stages of the pipeline."""
 
 
 class ScheduleConfig(Section):

@@ -5,9 +5,10 @@ marked `Operational`, are hashed into the keys of the stage's artifacts (`config
 has the source of each value of the paper; the defaults here are ours.
 """
 
-from typing import Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, create_model, model_validator
 
 from nautile.configs.base import Operational, Section, Seed, SeedName, TrainOn, Worker
 from nautile.configs.distill import DistillConfig, IndexConfig
@@ -25,6 +26,7 @@ from nautile.configs.operation import (
     ScheduleConfig,
     TelemetryConfig,
 )
+from nautile.configs.stages import PLUGIN_STAGES, STAGES, plugin_section
 from nautile.configs.training import TRAINED, AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
 
 
@@ -43,13 +45,39 @@ class SeedsConfig(Section):
     evaluation: Seed = 0
 
 
-# A configuration without one of these sections has no such step; `false` removes the section of an extended file.
-OPTIONAL = ("index", "distill", "align", "reason", "self_distill")
 DISTILLED = "distilled"  # the distilled documents in a mixture; every other name is a source of `ingest`
 
 
-class RunConfig(Section):
-    """Everything that determines a run. `configs.load.load` reads it from TOML."""
+def _plugins_part(name: str, value: Any) -> Section | None:
+    """The section of a plug-in's stage, by the model that the stage declares."""
+    if value is None or isinstance(value, Section):
+        return value
+    if (model := plugin_section(name)) is None:
+        raise ValueError(f"the stage {name} has no section")
+    try:
+        part: Section = model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    return part
+
+
+if TYPE_CHECKING:
+    PluginSections = Section
+else:
+    PluginSections = create_model(
+        "PluginSections",
+        __base__=Section,
+        **{name: (Annotated[Any, BeforeValidator(partial(_plugins_part, name))], None) for name in PLUGIN_STAGES},
+    )
+
+
+class RunConfig(PluginSections):
+    """Everything that determines a run. `configs.load.load` reads it from TOML.
+
+    A configuration without the section of a stage that is None by default has no such step; `false` removes the section
+    of an extended file. A stage of a plug-in has a section of its name.
+    """
 
     name: Operational[str] = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     seed: Seed = 0  # of data, weights and sampling, unless `seeds` sets them
@@ -107,7 +135,8 @@ class RunConfig(Section):
             return values
         if values.get("distill") and values.get("index") is False:
             raise ValueError("index is false, but [distill] shows its teachers exemplars from it: remove both or none")
-        values = {name: value for name, value in values.items() if name not in OPTIONAL or value is not False}
+        optional = [name for name in STAGES if name in cls.model_fields and cls.model_fields[name].default is None]
+        values = {name: value for name, value in values.items() if name not in optional or value is not False}
         if values.get("distill") is not None and values.get("index") is None:
             values["index"] = {}
         return values

@@ -17,7 +17,7 @@ from nautile.common.processes import thread_beside
 from nautile.configs.schema import RunConfig
 from nautile.flows.dag import Step
 from nautile.store.artifacts import Store
-from nautile.tasks.compile_ahead import REHEARSED, AheadRequest
+from nautile.tasks.compile_ahead import AheadRequest
 from nautile.tasks.engine.child_process import run_child
 from nautile.tasks.engine.errors import StageCancelled
 
@@ -48,7 +48,7 @@ def request_of(store: Store, config: RunConfig, steps: Sequence[Step], force: bo
         return force or any(store.find(kind, step.key) is None for kind in step.outputs)
 
     multihost = config.launch.stages if config.launch.processes > 1 else ()  # one process cannot compile their programs
-    later = [step for step in steps if step.label in REHEARSED and step.label not in multihost and to_come(step)]
+    later = [step for step in steps if step.stage.rehearse and step.stage.name not in multihost and to_come(step)]
     if not later or not any(step.label == "pretrain" and to_come(step) for step in steps):
         return None
     return AheadRequest(
@@ -56,7 +56,7 @@ def request_of(store: Store, config: RunConfig, steps: Sequence[Step], force: bo
         store=str(store.root),
         model=config.model.model_dump(mode="json"),
         tokenizer=config.tokenizer.model_dump(mode="json"),
-        steps=[(step.label, step.section, str(store.staging_files(step.key).folder)) for step in later],
+        steps=[(step.stage.name, step.section, str(store.staging_files(step.key).folder)) for step in later],
     )
 
 

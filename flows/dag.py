@@ -150,21 +150,18 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
 
 
 def build_dag(
-    config: RunConfig, steps_of: Callable[[RunConfig], list[Step]] | None = None, *, memory: Path | None = None
+    config: RunConfig, named: Callable[[RunConfig], list[Step]] | None = None, *, memory: Path | None = None
 ) -> list[Step]:
     """Build the steps of `config` with their keys, producers before consumers.
 
-    `steps_of` replaces `pipeline_steps`. Processes that Prefect starts take no arguments: for them the environment
-    variable NAUTILE_DAG names such a function as `module:function`. `memory`: see `with_local_files`.
+    `named` replaces `pipeline_steps`, as NAUTILE_DAG does (`steps_of`). `memory`: see `with_local_files`.
 
     Every `start` of `config` must be a full id (`flows.starts.resolve_starts`). Raises `ConfigError` if sections of
     the configuration contradict each other or name a local file that does not exist.
     """
-    if steps_of is None:
-        steps_of = _named_function(name) if (name := os.environ.get(DAG_VARIABLE)) else pipeline_steps
     # Producers come first, so the keys of a step's inputs are known when its own is computed.
     dag: dict[str, Step] = {}
-    for step in steps_of(config):
+    for step in (named or steps_of)(config):
         if step.label in dag:
             name = step.label.partition(":")[2]
             raise ConfigError(f"evaluate.models: {step.label!r} exists already; rename the endpoint {name!r}")
@@ -175,6 +172,14 @@ def build_dag(
         key = step.stage.key(section, inputs)
         dag[step.label] = replace(step, section=section, resource=resource, inputs=inputs, key=key)
     return list(dag.values())
+
+
+def steps_of(config: RunConfig) -> list[Step]:
+    """The steps by the function that NAUTILE_DAG names as `module:function`, else `pipeline_steps`; without keys.
+
+    The variable also holds for the processes that Prefect starts, which take no arguments.
+    """
+    return (_named_function(name) if (name := os.environ.get(DAG_VARIABLE)) else pipeline_steps)(config)
 
 
 def _named_function(name: str) -> Callable[[RunConfig], list[Step]]:

@@ -4,43 +4,23 @@ Token counts are averages of earlier calls of the same model and purpose in this
 maximum that the configuration allows. Stored replies cost nothing, but are not subtracted here.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nautile.common.errors import ConfigError
-from nautile.configs.distill import DistillConfig
 from nautile.configs.endpoint import EndpointConfig
-from nautile.configs.evaluation import EvaluateConfig
-from nautile.configs.training import AlignConfig
-from nautile.data.distill.teacher_prompt import TEMPLATES, template_for
 from nautile.data.endpoints.chat_types import reply_cost
-from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
 from nautile.flows.dag import Step
-from nautile.rl.calibration import KINDS
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog, CatalogBusy
 
-CHARACTERS_PER_TOKEN = 4  # a usual average for English; only where nothing was measured
-RUBRIC_TOKENS = 600  # an estimate of the judge's instructions around what it marks
-LONGEST_QUERY = 1500  # assumed tokens of a prompt and its passage, without measured calls
 _MEASURED = """
 SELECT model, purpose, count(*) AS calls, avg(tokens_in) AS tokens_in, avg(tokens_out) AS tokens_out,
     quantile_cont(tokens_out, 0.1) AS low_out, quantile_cont(tokens_out, 0.9) AS high_out,
     quantile_cont(tokens_in, 0.1) AS low_in, quantile_cont(tokens_in, 0.9) AS high_in
 FROM calls WHERE status = 'ok' AND NOT cached AND tokens_in IS NOT NULL AND tokens_out IS NOT NULL GROUP BY ALL
 """
-
-
-@dataclass(frozen=True)
-class _Calls:
-    """Requests of a step to an endpoint: expected number, maximum, and the maximum (tokens in, tokens out) of one."""
-
-    purpose: str
-    endpoint: str
-    expected: float
-    most: int
-    tokens: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -71,7 +51,7 @@ def forecast_calls(steps: Iterable[Step], store: Store) -> list[CallForecast]:
         endpoints = {
             n: EndpointConfig.model_validate(fields) for n, fields in step.section.get("endpoints", {}).items()
         }
-        for calls in _calls_of(step, endpoints) if endpoints else ():
+        for calls in step.stage.calls(step.section, endpoints) if endpoints else ():
             config = endpoints[calls.endpoint]
             row = measured.get((config.model, calls.purpose))
             lengths = [calls.tokens] * 3  # (tokens in, tokens out) of a request: low, expected, high
@@ -146,58 +126,6 @@ def _cost(paid: Sequence[CallForecast]) -> str:
     spread = f"${expected:,.2f}" + ("" if low == expected == high else f" (${low:,.2f} to ${high:,.2f})")
     longest = "" if all(row.measured for row in paid) else ", others as long as they may be"
     return f"{spread} by {measured:,} measured replies{longest}"
-
-
-def _calls_of(step: Step, endpoints: dict[str, EndpointConfig]) -> Iterator[_Calls]:
-    """The requests of a step, from its section. Only distill, align and evaluations of endpoints have any."""
-    section: dict[str, Any] = step.section
-    if step.stage.name == "distill":
-        yield from _distill_calls(DistillConfig.model_validate(section["distill"]), endpoints)
-    elif step.stage.name == "align":
-        align = AlignConfig.model_validate(section["align"])
-        rollout, judge = align.rollout, align.judge
-        rollouts = align.policy.steps * rollout.prompts * rollout.group
-        # Calibration items are balanced over the kinds of flaw, hostile items come in pairs.
-        calibration = judge.calibration_items // len(KINDS) * len(KINDS)
-        calibration += judge.hostile_items // 2 * 2 if calibration else 0
-        tokens = (RUBRIC_TOKENS + rollout.prompt_length + rollout.max_tokens, judge.max_tokens)
-        # Every group may be refilled as often as the configuration allows, if all of its answers get equal marks.
-        most = rollouts * (1 + align.policy.refill) + calibration
-        yield _Calls("judge", judge.endpoint, rollouts + calibration, most, tokens)
-    elif step.stage.name == "evaluate" and "model_under_test" in section:
-        evaluate = EvaluateConfig.model_validate(section["evaluate"])
-        count = evaluate.held_out.count if evaluate.held_out else 0
-        for benchmark in evaluate.benchmarks:
-            parts = COMPOSITES.get(benchmark.name, (benchmark.name,))
-            sizes = [BENCHMARKS[part].size if part in BENCHMARKS else 0 for part in parts]
-            count += benchmark.items or sum(sizes)
-        tokens = (evaluate.prompt_length, evaluate.max_tokens)
-        yield _Calls("evaluate", section["model_under_test"]["endpoint"], count, count, tokens)
-
-
-def _distill_calls(config: DistillConfig, endpoints: dict[str, EndpointConfig]) -> Iterator[_Calls]:
-    """The requests of a distillation to its teachers and its difficulty probe.
-
-    A teacher gets the prompts between the previous teacher's threshold of difficulty and its own; difficulty is assumed
-    to be uniform in 0..1. With `accepted`, at least so many prompts are asked and at most all.
-    """
-    least = config.accepted or config.prompts
-
-    def longest(name: str) -> tuple[int, int]:
-        teacher = next((teacher for teacher in config.teachers if teacher.endpoint == name), config.teachers[0])
-        template = template_for(teacher, endpoints[name])
-        exemplar_characters = config.neighbours * sum(TEMPLATES[template.name].exemplar)
-        return exemplar_characters // CHARACTERS_PER_TOKEN + LONGEST_QUERY, config.max_tokens
-
-    below = 0.0
-    for teacher in config.teachers:
-        share, below = max(0.0, teacher.up_to - below), max(below, teacher.up_to)
-        most = round(config.prompts * share)
-        yield _Calls("teacher", teacher.endpoint, least * share, most, longest(teacher.endpoint))
-    for name in config.probe.endpoints if config.probe else ():
-        assert config.probe is not None
-        samples = config.probe.samples
-        yield _Calls("probe", name, least * samples, config.prompts * samples, longest(name))
 
 
 def _measured_lengths(store: Store) -> dict[tuple[str, str], dict[str, Any]]:

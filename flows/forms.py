@@ -21,8 +21,8 @@ from nautile.common.errors import ConfigError
 from nautile.common.processes import die_with_parent
 from nautile.configs.forms import WORKERS_SECTIONS
 from nautile.configs.load import load_form
-from nautile.configs.operation import OPERATED
 from nautile.configs.schema import RunConfig
+from nautile.configs.stages import STAGES
 
 SERVED_BY = "NAUTILE_SERVED_BY"  # the process that serves the deployments, set for the flow runs that it starts
 _SECTIONS = "|".join(name for name in RunConfig.model_fields if name not in WORKERS_SECTIONS)
@@ -30,7 +30,7 @@ _SECTIONS = "|".join(name for name in RunConfig.model_fields if name not in WORK
 ConfigName = Annotated[str, Field(min_length=1)]
 Overrides = Sequence[Annotated[str, Field(pattern=rf"^({_SECTIONS})(\.[^=\s]+)?\s*=")]]
 # Both default to an empty string: Prefect shows a nullable field with an additional switch between text and null.
-StageName = Annotated[str, Field(pattern=rf"^(({'|'.join(OPERATED)})(:\S+)?)?$")]
+StageName = Annotated[str, Field(pattern=rf"^(({'|'.join(STAGES)})(:\S+)?)?$")]
 RunName = Annotated[str, Field(max_length=100, pattern=r"^(\S(.*\S)?)?$")]
 
 
@@ -54,7 +54,7 @@ def run_name() -> str:
         return str(name)
     # Prefect invents names such as "adjective-animal"; a run that nobody started by hand deserves to say what it is.
     if context is not None and context.flow_run is not None and context.flow_run.auto_scheduled:
-        return f"{flow_run.flow_name} of {_configuration(str(parameters.get('config')))}"
+        return f"{parameters.get('only') or flow_run.flow_name} of {_configuration(str(parameters.get('config')))}"
     return str(flow_run.name)
 
 

@@ -93,7 +93,7 @@ def pipeline(
 
 @sent_before_the_end()
 def run_selected(argument: str, overrides: Sequence[str], selection: Selection) -> Outputs | State[Any]:
-    """The body of `pipeline` and of the stage flows. A run prepared by `nautile run` replaces the parameters.
+    """The body of `pipeline`. A run prepared by `nautile run` replaces the parameters.
 
     The run of a deployment ends in a state with a message about each failed step, instead of an exception: nobody but
     Prefect catches that, and shows its stack trace twice.

@@ -10,11 +10,8 @@ from nautile.configs.base import Section
 from nautile.configs.changes import Change, changed_settings
 from nautile.configs.operation import LaunchConfig
 from nautile.configs.schema import RunConfig
-from nautile.configs.training import AlignConfig, ReasonConfig, SelfDistillConfig
 from nautile.flows.dag import Need, Step
 from nautile.flows.starts import dag_in
-from nautile.rl.objective_registry import objective_named
-from nautile.rl.problems.files import check_files
 from nautile.store.artifacts import Store, short_id
 from nautile.tasks.engine.ray_cluster import check_hosts
 
@@ -86,20 +83,10 @@ def prepare_run(
         )
     chosen = choose(dag, selection)
     steps = [step for step in dag if step.label in chosen]
-    # Files of problems are read now: a typing error in one should not show after days of pretraining.
-    reinforced: dict[str, AlignConfig | ReasonConfig | SelfDistillConfig | None] = {
-        "align": config.align,
-        "reason": config.reason,
-        "self_distill": config.self_distill,
-    }
+    # Files of problems, for example, are read now: a typing error in one should not show after days of pretraining.
     for step in steps:
-        section = reinforced.get(step.label)
-        if section is not None:
-            check_files(section.problems, step.label)
-        if isinstance(section, AlignConfig) and section.answered is not None:
-            check_files(section.answered, "align", "answered")
-        if isinstance(section, ReasonConfig):
-            objective_named(section.objective)
+        if isinstance(section := getattr(config, step.stage.name, None), Section):
+            step.stage.check(section)
     changes = changed_settings(base, config) if base else []
     return PreparedRun(argument, selection, steps, outside_inputs(store, dag, chosen, argument), changes)
 

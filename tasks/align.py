@@ -1,20 +1,23 @@
 """The `align` stage (paper §4.2): Dr. GRPO with rewards from an LLM judge."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nautile.common.files import write_json
+from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.training import AlignConfig, JudgeConfig
 from nautile.data.endpoints.pool import EndpointPool
 from nautile.data.sources.reasoning_gym import derived_seed
 from nautile.rl.calibration import KINDS, calibrate
 from nautile.rl.judge import Judge, JudgeItem
+from nautile.rl.problems.files import check_files
 from nautile.rl.problems.load import load_references
 from nautile.rl.rewards import is_mastered, judged, verifiable
 from nautile.tasks.engine.job import Job
-from nautile.tasks.engine.stage import stage
+from nautile.tasks.engine.stage import Calls, stage
+from nautile.tasks.reinforced import HEADING, LOSS, reinforcement, steps_and_completions
 
 if TYPE_CHECKING:
     from nautile.rl.rollouts import Group
@@ -55,7 +58,45 @@ class JudgeScorer:
         return is_mastered(overalls, self.config.mastered_mean, self.config.mastered_minimum)
 
 
-@stage("align", version=9, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True, multihost=True)
+RUBRIC_TOKENS = 600  # an estimate of the judge's instructions around what it marks
+
+
+def _calls(section: Mapping[str, Any], endpoints: Mapping[str, EndpointConfig]) -> Iterator[Calls]:
+    """The judge's requests: for every rollout, and for its calibration."""
+    align = AlignConfig.model_validate(section["align"])
+    rollout, judge = align.rollout, align.judge
+    rollouts = align.policy.steps * rollout.prompts * rollout.group
+    # Calibration items are balanced over the kinds of flaw, hostile items come in pairs.
+    calibration = judge.calibration_items // len(KINDS) * len(KINDS)
+    calibration += judge.hostile_items // 2 * 2 if calibration else 0
+    tokens = (RUBRIC_TOKENS + rollout.prompt_length + rollout.max_tokens, judge.max_tokens)
+    # Every group may be refilled as often as the configuration allows, if all of its answers get equal marks.
+    most = rollouts * (1 + align.policy.refill) + calibration
+    yield Calls("judge", judge.endpoint, rollouts + calibration, most, tokens)
+
+
+def _check(config: AlignConfig) -> None:
+    check_files(config.problems, "align")
+    if config.answered is not None:
+        check_files(config.answered, "align", "answered")
+
+
+@stage(
+    "align",
+    version=9,
+    outputs=("checkpoint", "rollouts", "calibration"),
+    accelerator=True,
+    multihost=True,
+    trains=True,
+    page="reinforcement",
+    samples="rollouts",
+    heading=HEADING,
+    curves=reinforcement(LOSS),
+    limits=lambda section: steps_and_completions(section["align"]),
+    calls=_calls,
+    check=_check,
+    rehearse="nautile.rl.rehearsal:rehearse_align",
+)
 def align(job: Job) -> None:
     """Calibrate the judge, train the input checkpoint by reinforcement, publish the policy and every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.

@@ -15,14 +15,11 @@ from typing import Any
 
 from nautile.common.processes import only_idle_time
 from nautile.configs.model import ModelConfig, TokenizerConfig
-from nautile.configs.training import AlignConfig, ReasonConfig, SelfDistillConfig
-from nautile.rl.objective_registry import Balance
 from nautile.store.layout import Layout
+from nautile.tasks.engine.catalogue import declared, resolve
 from nautile.tasks.engine.child_main import begin, keep_compiled
 
 logger = logging.getLogger("nautile.tasks.compile_ahead")
-
-REHEARSED = ("align", "reason", "self_distill")  # stages whose programs can be compiled ahead, in a run's order
 
 
 @dataclass(frozen=True)
@@ -58,17 +55,9 @@ def main(path: Path) -> None:
 
 
 def rehearse(stage: str, section: dict[str, Any], model: ModelConfig, tokenizer: TokenizerConfig) -> None:
-    """Compile the programs of a stage of `REHEARSED`, configured by `section`."""
-    # Imported here because the flow imports this file, and JAX takes seconds.
-    from nautile.rl.rehearsal import rehearse_reinforcement, rehearse_self_distillation
-
-    seed = 0  # any: the programs are the same with all
-    if stage == "self_distill":
-        rehearse_self_distillation(model, tokenizer, SelfDistillConfig.model_validate(section[stage]), seed)
-        return
-    config = (AlignConfig if stage == "align" else ReasonConfig).model_validate(section[stage])
-    balance = Balance.of(config) if isinstance(config, ReasonConfig) else None
-    rehearse_reinforcement(model, tokenizer, config.problems, config.rollout, config.policy, balance, seed)
+    """Compile the programs of a stage that declares how, configured by `section`."""
+    if described := declared(stage):
+        resolve(described.rehearse)(model, tokenizer, section[stage])
 
 
 if __name__ == "__main__":

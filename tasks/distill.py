@@ -1,6 +1,7 @@
 """The `distill` stage (paper §3.2, §3.3): teachers write documents from prompts and their nearest exemplars."""
 
 import hashlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import PositiveInt, TypeAdapter, ValidationError
@@ -8,11 +9,12 @@ from pydantic import PositiveInt, TypeAdapter, ValidationError
 from nautile.common.errors import ConfigError
 from nautile.common.files import sha256_of
 from nautile.configs.distill import DistillConfig, IndexConfig
+from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.model import TokenizerConfig
 from nautile.data.distill.prompt_files import check_prompt_set
 from nautile.data.distill.run import DOCUMENTS, distill_prompts
 from nautile.data.distill.stats import DistillStats, distill_facts
-from nautile.data.distill.teacher_prompt import template_for
+from nautile.data.distill.teacher_prompt import TEMPLATES, template_for
 from nautile.data.endpoints.pool import EndpointPool
 from nautile.data.retrieval.embedders import encoder_for
 from nautile.data.retrieval.exemplar_index import ExemplarIndex
@@ -22,15 +24,58 @@ from nautile.data.tokens.build import PublishedTokens, write_tokens
 from nautile.data.tokens.losses import LOST
 from nautile.data.tokens.tokenise_file import CorpusPlan
 from nautile.tasks.engine.job import Job
-from nautile.tasks.engine.stage import stage
+from nautile.tasks.engine.stage import Calls, budget_limit, stage
 from nautile.tasks.reporting.data_card import write_card
 
 VALIDATION_SHARE = 0.01
 ROWS_PER_SHARD = 4096
+CHARACTERS_PER_TOKEN = 4  # a usual average for English; only where nothing was measured
+LONGEST_QUERY = 1500  # assumed tokens of a prompt and its passage, without measured calls
 SAMPLES = 3  # in the manifest: accepted documents, and rejected ones for each reason
 
 
-@stage("distill", version=6, outputs=("documents", "tokens", "data_card"))
+def _calls(section: Mapping[str, Any], endpoints: Mapping[str, EndpointConfig]) -> Iterator[Calls]:
+    """The requests of a distillation to its teachers and its difficulty probe.
+
+    A teacher gets the prompts between the previous teacher's threshold of difficulty and its own; difficulty is assumed
+    to be uniform in 0..1. With `accepted`, at least so many prompts are asked and at most all.
+    """
+    config = DistillConfig.model_validate(section["distill"])
+    least = config.accepted or config.prompts
+
+    def longest(name: str) -> tuple[int, int]:
+        teacher = next((teacher for teacher in config.teachers if teacher.endpoint == name), config.teachers[0])
+        template = template_for(teacher, endpoints[name])
+        exemplar_characters = config.neighbours * sum(TEMPLATES[template.name].exemplar)
+        return exemplar_characters // CHARACTERS_PER_TOKEN + LONGEST_QUERY, config.max_tokens
+
+    below = 0.0
+    for teacher in config.teachers:
+        share, below = max(0.0, teacher.up_to - below), max(below, teacher.up_to)
+        most = round(config.prompts * share)
+        yield Calls("teacher", teacher.endpoint, least * share, most, longest(teacher.endpoint))
+    for name in config.probe.endpoints if config.probe else ():
+        assert config.probe is not None
+        samples = config.probe.samples
+        yield Calls("probe", name, least * samples, config.prompts * samples, longest(name))
+
+
+def _limits(section: Mapping[str, Any]) -> list[str]:
+    part = section["distill"]
+    until = f"until {wanted:,} documents, of at most " if (wanted := part.get("accepted")) else ""
+    return [f"{until}{part['prompts']:,} prompts", budget_limit(part)]
+
+
+@stage(
+    "distill",
+    version=6,
+    outputs=("documents", "tokens", "data_card"),
+    page="distillation",
+    samples="documents",
+    heading="Distillation",
+    limits=_limits,
+    calls=_calls,
+)
 def distill(job: Job) -> None:
     """Check all inputs and endpoints, distil, tokenise, write the data card. A resumed run repeats no finished file."""
     # Everything that can be wrong is checked before the first call is paid for.

@@ -1,12 +1,14 @@
 """The `evaluate` stage (paper §5): from a checkpoint or an endpoint to an `evaluation`: scores, rows, tables."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import quantiles
+from typing import Any
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import write_json, write_text
+from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.evaluation import EvaluateConfig, ModelUnderTest
 from nautile.configs.model import TokenizerConfig
 from nautile.data.endpoints.pool import EndpointPool
@@ -24,14 +26,37 @@ from nautile.evals.scoring.scores import Scores, summarise
 from nautile.evals.tables.breakdown import breakdown
 from nautile.evals.tables.results import table_2, to_html, to_json, to_markdown
 from nautile.tasks.engine.job import Job
-from nautile.tasks.engine.stage import stage
+from nautile.tasks.engine.stage import Calls, budget_limit, stage
 from nautile.tasks.reporting.render import write_table
 
 ROWS, LIKELIHOOD_ROWS = "rows.jsonl", "likelihood.jsonl"
 SHOWN_BAD_ROWS = 20  # in the manifest; the log has all of them
 
 
-@stage("evaluate", version=6, outputs=("evaluation",), accelerator=True)
+def _calls(section: Mapping[str, Any], endpoints: Mapping[str, EndpointConfig]) -> Iterator[Calls]:
+    """A request for each item, if the model is behind an endpoint."""
+    if "model_under_test" not in section:
+        return
+    config = EvaluateConfig.model_validate(section["evaluate"])
+    count = config.held_out.count if config.held_out else 0
+    for benchmark in config.benchmarks:
+        parts = COMPOSITES.get(benchmark.name, (benchmark.name,))
+        sizes = [BENCHMARKS[part].size if part in BENCHMARKS else 0 for part in parts]
+        count += benchmark.items or sum(sizes)
+    tokens = (config.prompt_length, config.max_tokens)
+    yield Calls("evaluate", section["model_under_test"]["endpoint"], count, count, tokens)
+
+
+@stage(
+    "evaluate",
+    version=6,
+    outputs=("evaluation",),
+    accelerator=True,
+    page="evaluations",
+    samples="",
+    limits=lambda section: [budget_limit(section["evaluate"])] if "model_under_test" in section else [],
+    calls=_calls,
+)
 def evaluate(job: Job) -> None:
     """Ask the model each question that has no row yet, then score and publish."""
     config = job.part("evaluate", EvaluateConfig)

@@ -94,6 +94,7 @@ def pack(job: Job, item: str) -> None:
     version=4,
     outputs=("tokens", "exemplars", "signatures"),
     optional=("exemplars", "signatures"),
+    samples="",
     fan_outs=(
         FanOut(
             TOKENISE,

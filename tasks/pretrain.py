@@ -1,16 +1,23 @@
 """The `pretrain` stage: from `tokens` artifacts, by source name, and an optional start to a `checkpoint`."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from nautile.common.errors import ConfigError
+from nautile.common.text import amount
 from nautile.configs.model import ModelConfig
 from nautile.configs.training import PretrainConfig
 from nautile.data.tokens.shards import read_index
 from nautile.store.manifest import read_manifest
 from nautile.tasks.engine.job import Job
-from nautile.tasks.engine.stage import stage
+from nautile.tasks.engine.stage import Curve, stage
 
 START = "start.checkpoint"  # name of the input to start from; the dot keeps it apart from names of sources
+
+
+def _limits(section: Mapping[str, Any]) -> list[str]:
+    return [f"{amount(sum(phase['tokens'] for phase in section['pretrain']['phases']))} tokens to train on"]
 
 
 @stage(
@@ -20,6 +27,16 @@ START = "start.checkpoint"  # name of the input to start from; the dot keeps it 
     accelerator=True,
     multihost=True,
     on_demand={"tokens": "shards/"},
+    trains=True,
+    page="training",
+    heading="Pretraining",
+    curves=(
+        Curve("loss", ("loss",), "nats per token"),
+        Curve("validation bits per byte", ("validation_bits_per_byte",), "bits per byte"),
+        Curve("gradient norm", ("gradient_norm",), "norm"),
+        Curve("speed", ("tokens_per_second",), "tokens/s"),
+    ),
+    limits=_limits,
 )
 def pretrain(job: Job) -> None:
     """Train on the sources that the mixtures name. All of them must have been tokenised by one tokenizer."""

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 
 from nautile.configs.training import ReasonConfig
 from nautile.data.sources.reasoning_gym import derived_seed
-from nautile.rl.objective_registry import Balance
+from nautile.rl.objective_registry import Balance, objective_named
+from nautile.rl.problems.files import check_files
 from nautile.rl.rewards import verifiable
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import stage
+from nautile.tasks.reinforced import HEADING, LOSS, reinforcement, steps_and_completions
 
 if TYPE_CHECKING:
     from nautile.rl.rollouts import Group
@@ -30,7 +32,26 @@ class AnswerScorer:
         return False
 
 
-@stage("reason", version=8, outputs=("checkpoint", "rollouts"), accelerator=True, multihost=True)
+def _check(config: ReasonConfig) -> None:
+    check_files(config.problems, "reason")
+    objective_named(config.objective)
+
+
+@stage(
+    "reason",
+    version=8,
+    outputs=("checkpoint", "rollouts"),
+    accelerator=True,
+    multihost=True,
+    trains=True,
+    page="reinforcement",
+    samples="rollouts",
+    heading=HEADING,
+    curves=reinforcement(LOSS),
+    limits=lambda section: steps_and_completions(section["reason"]),
+    check=_check,
+    rehearse="nautile.rl.rehearsal:rehearse_reason",
+)
 def reason(job: Job) -> None:
     """Train the input checkpoint by reinforcement; publish the policy and every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.

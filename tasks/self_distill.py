@@ -1,12 +1,36 @@
 """The `self_distill` stage (paper §4.4): from a `checkpoint` to its best traces and a better `checkpoint`."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from nautile.configs.training import SelfDistillConfig
 from nautile.data.sources.reasoning_gym import derived_seed
+from nautile.rl.problems.files import check_files
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import stage
+from nautile.tasks.reinforced import HEADING, TRACES_LOSS, reinforcement
 
 
-@stage("self_distill", version=8, outputs=("traces", "checkpoint"), accelerator=True, multihost=True)
+def _limits(section: Mapping[str, Any]) -> list[str]:
+    part = section["self_distill"]
+    return [f"{part['problems']['count'] * part['rollout']['group'] * part['rounds']:,} completions to draw"]
+
+
+@stage(
+    "self_distill",
+    version=8,
+    outputs=("traces", "checkpoint"),
+    accelerator=True,
+    multihost=True,
+    trains=True,
+    page="reinforcement",
+    samples="rollouts",
+    heading=HEADING,
+    curves=reinforcement(TRACES_LOSS),
+    limits=_limits,
+    check=lambda config: check_files(config.problems, "self_distill"),
+    rehearse="nautile.rl.rehearsal:rehearse_self_distillation",
+)
 def self_distill(job: Job) -> None:
     """Sample completions, keep those better than their group's mean, and train on them, weighted by advantage."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.

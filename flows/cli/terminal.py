@@ -28,9 +28,9 @@ def complete_config(incomplete: str) -> list[str]:
 
 def complete_stage(incomplete: str) -> list[str]:
     """Shell completion of a stage."""
-    from nautile.configs.operation import OPERATED
+    from nautile.configs.stages import STAGES
 
-    return [stage for stage in OPERATED if stage.startswith(incomplete)]
+    return [stage for stage in STAGES if stage.startswith(incomplete)]
 
 
 ConfigArgument = Annotated[

@@ -171,7 +171,7 @@ def _evaluate(store: Store, config: RunConfig, checkpoint: Artifact, run_id: str
     resource = config.deployment("evaluate").resource or "accelerator"
     # On a server that nobody prepared there is no limit; the empty name means none.
     limit = concurrency.declared_limits().get(resource, "")
-    operation = config.operation.evaluate
+    operation = config.operation.of("evaluate")
     context = RunContext(
         run_id, str(store.root), False, label, config.name, config.launch, operation=operation, limit=limit
     )

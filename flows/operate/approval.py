@@ -37,7 +37,7 @@ from prefect.states import Paused, State, Suspended
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import write_json
-from nautile.common.text import amount, counted, duration
+from nautile.common.text import duration
 from nautile.configs.schema import RunConfig
 from nautile.flows.dag import Step
 from nautile.flows.forecast import forecast_calls, forecast_text
@@ -204,7 +204,7 @@ def ask(
 def expected_cost(store: Store, config: RunConfig, step: Step) -> str:
     """The expected cost of a step in one line: the forecast of its calls, its limits, what it took the last time."""
     forecast = [text] if (text := forecast_text(forecast_calls([step], store))) else []
-    return f"{'; '.join([*forecast, *_limits(config, step), _last_time(store, config, step)])}."
+    return f"{'; '.join([*forecast, *step.stage.limits(step.section), _last_time(store, config, step)])}."
 
 
 def _asks(state: State[Any], key: str) -> bool:
@@ -264,34 +264,6 @@ def _create_artifact(label: str, message: str) -> None:
         create_markdown_artifact(message, key="approval", description=f"{label} waits for an answer")
     except Exception as error:  # not an error of the run: the message of the state has the question as well
         logger.warning("Prefect refused the artifact with the question about %s: %s", label, error)
-
-
-def _limits(config: RunConfig, step: Step) -> list[str]:
-    """The limits of the step in the configuration: money, tokens, prompts or optimizer steps."""
-    section: Any = step.section.get(step.stage.name) or {}
-    if step.stage.name == "pretrain":
-        return [f"{amount(sum(phase.tokens for phase in config.pretrain.phases))} tokens to train on"]
-    if step.stage.name == "distill":
-        until = f"until {wanted:,} documents, of at most " if (wanted := section.get("accepted")) else ""
-        return [f"{until}{section['prompts']:,} prompts", _budget(section)]
-    if step.stage.name in ("align", "reason"):
-        rows = section["rollout"]["prompts"] * section["rollout"]["group"]
-        return [f"{counted(section['policy']['steps'], 'step')} of {counted(rows, 'completion')}"]
-    if step.stage.name == "self_distill":
-        rows = section["problems"]["count"] * section["rollout"]["group"] * section["rounds"]
-        return [f"{rows:,} completions to draw"]
-    if step.stage.name == "evaluate" and "model_under_test" in step.section:
-        return [_budget(section)]
-    return []
-
-
-def _budget(section: dict[str, Any]) -> str:
-    limits = []
-    if dollars := section.get("budget_dollars"):
-        limits.append(f"${dollars:,.2f}")
-    if tokens := section.get("budget_tokens"):
-        limits.append(f"{tokens:,} tokens")
-    return f"at most {' and '.join(limits)}" if limits else "no budget is set"
 
 
 def _last_time(store: Store, config: RunConfig, step: Step) -> str:

@@ -34,14 +34,14 @@ from nautile.configs.forms import WORKER, ServedConfig
 from nautile.configs.load import load, load_base
 from nautile.configs.operation import DeployConfig
 from nautile.configs.schema import RunConfig
-from nautile.flows.dag import pipeline_steps
+from nautile.configs.stages import STAGES
+from nautile.flows.dag import steps_of
 from nautile.flows.forms import SERVED_BY
 from nautile.flows.nightly.evaluation import evaluation
 from nautile.flows.nightly.regression import regression
 from nautile.flows.operate import automations, concurrency, serving
 from nautile.flows.operate.automations import TAG
 from nautile.flows.pipeline import pipeline
-from nautile.flows.stage_flows import STAGE_FLOWS
 from nautile.store.mirror import open_store
 
 log = logging.getLogger(__name__)
@@ -57,9 +57,9 @@ def deployments(config: RunConfig, argument: str) -> list[RunnerDeployment]:
     deployment waits for the first. Raises `ConfigError` if the schedule is invalid.
     """
     parameters = {"config": argument}
-    stages = {step.stage.name for step in pipeline_steps(config)}  # none for a section that the configuration lacks
-    flows = (pipeline, *(flow for flow in STAGE_FLOWS if flow.name in stages))
-    result = [_deployment(flow, config, parameters) for flow in flows]
+    used = {step.stage.name for step in steps_of(config)}  # none for a section that the configuration lacks
+    result = [_deployment(pipeline, config, parameters)]
+    result += [_deployment(pipeline, config, parameters | {"only": stage}) for stage in STAGES if stage in used]
     result.append(_deployment(evaluation, config, parameters, schedules=schedules(config)))
     result.append(_deployment(regression, config, {}, triggers=[automations.on_regression(config)]))
     return result
@@ -79,9 +79,14 @@ def schedules(config: RunConfig) -> list[CronSchedule]:
     return [schedule]
 
 
-def deployment_name(flow_name: str, config_name: str) -> str:
-    """The name of a flow's deployment. It includes the configuration, because a server may have several."""
-    return f"{flow_name}-{config_name}"
+def deployment_name(part: str, config_name: str) -> str:
+    """The name of the deployment of a flow or a stage. It includes the configuration: a server may have several."""
+    return f"{part}-{config_name}"
+
+
+def part_of(entry: RunnerDeployment) -> str:
+    """What a deployment runs: the stage of one that is the pipeline with that stage alone, else its flow."""
+    return str(entry.parameters.get("only") or entry.flow_name)
 
 
 def serve(config: RunConfig, argument: str, limit: int | None, runs: int) -> None:
@@ -108,7 +113,7 @@ def register(config: RunConfig, argument: str, pool_type: str, limit: int | None
         raise ConfigError(f"--pool: unknown type {pool_type!r}; use one of {', '.join(POOL_TYPES)}")
     settings = deploy_settings(config)
     entries = [
-        (entry, settings.get(entry.flow_name or "") or config.deployment(entry.flow_name))
+        (entry, settings.get(part_of(entry)) or config.deployment(part_of(entry)))
         for entry in deployments(config, argument)
     ]
     worker = {WORKER: _served_text(config, argument)}
@@ -121,7 +126,7 @@ def deploy_settings(config: RunConfig) -> dict[str, DeployConfig]:
     The resource is that of the stage's steps; if they use several, the one that comes first in `[resources]`.
     """
     resources_of: dict[str, set[str]] = {}
-    for step in pipeline_steps(config):
+    for step in steps_of(config):
         resource = config.deployment(step.stage.name).resource or step.resource
         resources_of.setdefault(step.stage.name, set()).add(resource)
     settings = {}
@@ -194,11 +199,13 @@ def _served_text(config: RunConfig, argument: str) -> str:
 
 
 def _deployment(flow: Flow[..., Any], config: RunConfig, parameters: dict[str, Any], **more: Any) -> RunnerDeployment:
+    stage = parameters.get("only")
+    alone = f"Run the stage `{stage}` of a configuration; what it reads must be in the store."
     return flow.to_deployment(  # type: ignore[return-value]  # a coroutine only in an event loop
-        name=deployment_name(flow.name, config.name),
+        name=deployment_name(stage or flow.name, config.name),
         parameters=parameters,
         tags=[TAG, config.name],
-        description=(flow.description or "").strip(),
+        description=alone if stage else (flow.description or "").strip(),
         # A second run of one deployment waits instead of failing; it would wait for the locks of the same keys anyway.
         concurrency_limit=ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
         enforce_parameter_schema=True,
@@ -254,7 +261,7 @@ async def _keep_changes(
     """`serving.keep_changes` for all of them; returns the schedules that the configuration declares now, by flow."""
     times = {}
     for entry in entries:
-        flow = entry.flow_name or ""
+        flow = part_of(entry)
         times[flow] = serving.times_of(entry.schedules or [])
         await serving.keep_changes(client, entry, declared.schedules.get(flow))
     return times
@@ -286,7 +293,7 @@ async def _register(
             schema = pool.base_job_template.get("variables", {})
             validate(entry.job_variables, schema, raise_on_error=True, preprocess=True, ignore_required=True)
         except SchemaMismatch as error:
-            raise ConfigError(f"deploy.{entry.flow_name}.job_variables: work pool {pool.name!r}: {error}") from None
+            raise ConfigError(f"deploy.{part_of(entry)}.job_variables: work pool {pool.name!r}: {error}") from None
     async with get_client() as client:
         declared = await serving.Declared(config).read(client)
         await prepare(limits, declared.limits)

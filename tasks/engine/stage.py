@@ -5,14 +5,16 @@
 
 The decorated name is a `Stage`, which is plain data; `tasks.engine.attempt.run_stage` runs it. It must be a
 module-level name, because the child process imports it. Every child imports this file, so it loads neither Prefect nor
-DuckDB.
+DuckDB. Pages, reports, approvals and commands find all that they show of a stage here (`tasks.engine.catalogue`).
 """
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nautile.configs.base import Section
+from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.keys import key_fields
 from nautile.configs.operation import LaunchConfig, StageOperation, TelemetryConfig
 from nautile.store.manifest import stage_key
@@ -43,65 +45,112 @@ class RunContext:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A named kind of step: its version, the kinds of artifact it writes, and its function.
+class Curve:
+    """A chart of metrics that share a unit and a scale.
 
-    `version` changes when the code writes something else for the same section (see `stage`).
+    `question`: the heading that it stands under, on a page that asks some. `in_report`: also in the report.
+    """
+
+    title: str
+    metrics: tuple[str, ...]
+    unit: str = ""
+    question: str = ""
+    in_report: bool = True
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Requests of a step to an endpoint: expected number, maximum, and the maximum (tokens in, tokens out) of one."""
+
+    purpose: str
+    endpoint: str
+    expected: float
+    most: int
+    tokens: tuple[int, int]
+
+
+def _not_decorated(job: Job) -> None:
+    raise TypeError(f"stage {job.stage!r} has no function")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A named kind of step: its version, the kinds of artifact it writes, its function, and what is shown of it.
+
+    `version` increases when the code writes something else for the same section. `optional`: outputs that a section may
+    leave unwritten. `multihost`: several processes, one per host, can run it together. `fan_outs` run first, each of
+    their items in its own process; `work` then reads what they wrote (`tasks.engine.fanout.items`). `on_demand`: kind
+    of input -> prefix. If an input of that kind lies only at the store's remote, its files whose names start with the
+    prefix are fetched when `Job.remote_files` opens them.
+
+    The rest is for other places: data, small functions, or the reference (`module:name`) of what takes long to import.
+
+    - `section`: the model of `[NAME]` in a configuration; only a plug-in's stage needs it (`configs.schema`).
+    - `trains`: its checkpoint is the model after one more stage of training, which evaluations are listed by.
+    - `page`: the dashboard's page with its curves; `samples`: the one that shows its texts; `heading`: the report's
+      section with its curves and figures. `curves` are drawn in this order.
+    - `limits`: the step's section -> what bounds its work, in the words of an approval.
+    - `calls`: (section, endpoints) -> the requests of the step, for the forecast of its cost.
+    - `check`: raises `ConfigError` for a part NAME of the section that cannot work, before anything runs.
+    - `rehearse`: reference of (model, tokenizer, part NAME), which compiles its programs while cores are idle.
     """
 
     name: str
     version: int
     outputs: tuple[str, ...]
-    work: Work
-    optional: tuple[str, ...] = ()  # outputs that a section may leave unwritten
+    work: Work = _not_decorated
+    optional: tuple[str, ...] = ()
     accelerator: bool = False
-    multihost: bool = False  # several processes, one per host, can run it together
-    fan_outs: tuple[FanOut, ...] = ()  # run item by item before `work`
-    on_demand: Mapping[str, str] = field(default_factory=dict, hash=False)  # by kind of input; see `stage`
+    multihost: bool = False
+    fan_outs: tuple[FanOut, ...] = ()
+    on_demand: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    section: type[Section] | None = None
+    trains: bool = False
+    page: str = ""
+    samples: str = "samples"
+    heading: str = ""
+    curves: tuple[Curve, ...] = ()
+    limits: Callable[[Mapping[str, Any]], list[str]] = lambda section: []
+    calls: Callable[[Mapping[str, Any], Mapping[str, EndpointConfig]], Iterable[Calls]] = lambda section, endpoints: ()
+    check: Callable[[Any], None] = lambda part: None
+    rehearse: str = ""
+
+    def __post_init__(self) -> None:
+        # Names become parts of paths in the store and of event files.
+        for kind in (self.name, *self.outputs):
+            if not _NAME.fullmatch(kind):
+                raise ValueError(f"stage {self.name!r}: {kind!r} is not a lower-case name")
+        if not self.outputs or not set(self.optional) <= set(self.outputs):
+            raise ValueError(f"stage {self.name!r}: it needs outputs, and `optional` must name some of them")
+        names = [fan_out.name for fan_out in self.fan_outs]
+        if len(set(names)) < len(names) or not all(map(_NAME.fullmatch, names)):
+            raise ValueError(f"stage {self.name!r}: its fan-outs need distinct lower-case names; they are {names}")
+        if self.fan_outs and self.multihost:
+            raise ValueError(
+                f"stage {self.name!r}: it declares both `fan_outs`, for independent items, and `multihost`, for "
+                "processes that work together; use one of them"
+            )
+        if self.curves and not (self.page and self.heading):
+            raise ValueError(f"stage {self.name!r}: its curves need a `page` of the dashboard and a report's `heading`")
+
+    def __call__(self, work: Work) -> "Stage":
+        """The stage with its function: what the decorator returns."""
+        return replace(self, work=work)
 
     def key(self, section: dict[str, Any], inputs: dict[str, str]) -> str:
         """The content key, from the section's semantic fields; `inputs`: name -> `kind/<full key>` (`full_id`)."""
         return stage_key(self.name, self.version, key_fields(section), inputs)
 
 
-def stage(
-    name: str,
-    *,
-    version: int,
-    outputs: tuple[str, ...],
-    optional: tuple[str, ...] = (),
-    accelerator: bool = False,
-    multihost: bool = False,
-    fan_outs: tuple[FanOut, ...] = (),
-    on_demand: Mapping[str, str] | None = None,
-) -> Callable[[Work], Stage]:
-    """Turn `work(job)` into a `Stage`. Increase `version` when the code writes something else for the same section.
+stage = Stage
 
-    `optional`: outputs that may stay empty. `multihost`: the stage can run in several processes, one per host.
 
-    `on_demand`: kind of input -> prefix. If an input of that kind lies only at the store's remote, its files whose
-    names start with the prefix are fetched when `Job.remote_files` opens them.
-
-    `fan_outs` run first, each of their items in its own process; `work` then reads what they wrote
-    (`tasks.engine.fanout.items`).
-    """
-    # Names become parts of paths in the store and of event files.
-    for kind in (name, *outputs):
-        if not _NAME.fullmatch(kind):
-            raise ValueError(f"stage {name!r}: {kind!r} is not a lower-case name")
-    if not outputs or not set(optional) <= set(outputs):
-        raise ValueError(f"stage {name!r}: it needs outputs, and `optional` must name some of them")
-
-    names = [fan_out.name for fan_out in fan_outs]
-    if len(set(names)) < len(names) or not all(map(_NAME.fullmatch, names)):
-        raise ValueError(f"stage {name!r}: its fan-outs need distinct lower-case names; they are {names}")
-    if fan_outs and multihost:
-        raise ValueError(
-            f"stage {name!r}: it declares both `fan_outs`, for independent items, and `multihost`, for processes that "
-            "work together; use one of them"
-        )
-
-    def decorate(work: Work) -> Stage:
-        return Stage(name, version, outputs, work, optional, accelerator, multihost, fan_outs, on_demand or {})
-
-    return decorate
+def budget_limit(part: Mapping[str, Any]) -> str:
+    """The budget in a part of a section, in the words of an approval."""
+    limits = []
+    if dollars := part.get("budget_dollars"):
+        limits.append(f"${dollars:,.2f}")
+    if tokens := part.get("budget_tokens"):
+        limits.append(f"{tokens:,} tokens")
+    return f"at most {' and '.join(limits)}" if limits else "no budget is set"

@@ -20,6 +20,7 @@ from nautile.evals.tables.ladder import ladder
 from nautile.evals.tables.results import TABLE_1_BENCHMARKS
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import Catalog
+from nautile.tasks.engine.catalogue import stages_with
 from nautile.tasks.reporting.other_seeds import accuracies_by_seed, ladder_over_seeds
 from nautile.tasks.reporting.problems import changed_problems
 
@@ -30,7 +31,6 @@ OVERLAPS_FILE = "contamination.jsonl"  # of a `tokens` artifact
 OVERLAPS_SHOWN = 3  # per benchmark and artifact
 OVERLAPS_READ = 10_000  # at most so many lines of the file
 COPIES = ("duplicate", "near_duplicate", "duplicate_elsewhere", "near_duplicate_elsewhere")
-STAGES_OF_TABLE_1 = ("pretrain", "align", "reason", "self_distill")
 
 _SECONDS = """
 SELECT execution, sum(seconds) AS seconds, max(peak_bytes) AS peak_bytes, count(*) AS attempts,
@@ -191,20 +191,21 @@ def _shown_overlaps(folder: Path, facts: Mapping[str, Any]) -> list[Facts]:
 
 
 def scores(inputs: Sequence[Input]) -> dict[str, Facts]:
-    """`scores.json` of each evaluation, by the stage whose checkpoint it evaluated, in Table 1's order."""
+    """`scores.json` of each evaluation, by the stage whose checkpoint it evaluated, those that train first."""
     by_stage = {stage: read_json(folder / "scores.json") for stage, folder in _evaluations(inputs).items()}
-    # Table 1's stages in its order, then whatever else was evaluated, such as endpoints.
-    in_table_1 = {stage: by_stage[stage] for stage in STAGES_OF_TABLE_1 if by_stage.get(stage)}
-    return in_table_1 | {stage: value for stage, value in by_stage.items() if value and stage not in in_table_1}
+    # The stages that train in their order, then whatever else was evaluated, such as endpoints.
+    trained = {stage: by_stage[stage] for stage in stages_with(lambda stage: stage.trains) if by_stage.get(stage)}
+    return trained | {stage: value for stage, value in by_stage.items() if value and stage not in trained}
 
 
 def evaluation_rows(inputs: Sequence[Input]) -> dict[str, list[SampleRow]]:
-    """The evaluation rows of Table 1's stages, for its benchmarks only; a stage without a rows file is absent."""
+    """The evaluation rows of the stages that train, for Table 1's benchmarks; a stage without a file is absent."""
+    trained = stages_with(lambda stage: stage.trains)
     paths = {stage: folder / "rows.jsonl" for stage, folder in _evaluations(inputs).items()}
     return {
         stage: [row for row in read_rows(path) if row["benchmark"] in TABLE_1_BENCHMARKS]
         for stage, path in paths.items()
-        if stage in STAGES_OF_TABLE_1 and path.exists()
+        if stage in trained and path.exists()
     }
 
 

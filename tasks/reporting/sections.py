@@ -3,18 +3,20 @@
 The wording and the selection of what to show are here. A block is left out if its values were not measured.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from nautile.common.text import duration, size, visible
+from nautile.configs.stages import SHIPPED, STAGES
 from nautile.configs.vendors import JUDGES
 from nautile.data.tokens.source_reading import COLUMNS, READING, SourceReading, reading_rows
 from nautile.evals.tables import paper_figures as paper
 from nautile.evals.tables.breakdown import breakdown
 from nautile.evals.tables.results import MISSING, ResultTable, table_1, table_2
 from nautile.evals.tables.svg import table_figure
+from nautile.tasks.engine.catalogue import declared
+from nautile.tasks.engine.stage import Stage
 from nautile.tasks.reporting.blocks import (
     LineChart,
     Paragraph,
@@ -33,72 +35,13 @@ Facts = dict[str, Any]
 LONGEST_OVERLAP = 160  # characters of an overlapping text
 
 
-@dataclass(frozen=True)
-class _Plot:
-    """A chart of metrics. `names`: regular expression for whole metric names; `stages`: empty means any stage."""
-
-    title: str
-    names: str
-    y_label: str
-    stages: tuple[str, ...] = ()
-
-
-_REINFORCED = ("align", "reason")
-TRAINING = (
-    _Plot("loss", "loss", "nats per token", ("pretrain",)),
-    _Plot("validation bits per byte", "validation_bits_per_byte", "bits per byte", ("pretrain",)),
-    _Plot("gradient norm", "gradient_norm", "norm", ("pretrain",)),
-    _Plot("speed", "tokens_per_second", "tokens/s", ("pretrain",)),
-)
-REINFORCEMENT = (
-    _Plot("reward", "reward", "judge's reward", ("align",)),
-    _Plot("solve rate of its samples", "solve_rate", "share right"),
-    _Plot("judge's marks", "reward_(reason|answer|follow)", "1 to 5", ("align",)),
-    _Plot("accuracy on the guard problems", "guard_accuracy", "share right"),
-    _Plot("KL to the start", "kl", "nats per token", _REINFORCED),
-    _Plot("entropy", "entropy", "nats per token", _REINFORCED),
-    _Plot("norms of g+ and g-", "norm_(positive|negative)", "norm", ("reason",)),
-    _Plot("factor on g-", "balance_factor", "factor", ("reason",)),
-    _Plot("cosine of g+ and g-", "gradient_cosine", "cosine", ("reason",)),
-    _Plot("log-probability above and below the mean", "logprob_(positive|negative)", "nats per token", _REINFORCED),
-    _Plot("shares of a step", "(zero_signal|mastered|truncated|finished_thinking)_share", "share", _REINFORCED),
-    _Plot("length of completions", "length", "tokens", _REINFORCED),
-    _Plot("gradient", "(grad|update)_norm", "norm", _REINFORCED),
-    _Plot("clipped tokens", "clip_share", "share", _REINFORCED),
-    _Plot("updates that were not finite", "skipped_updates", "updates"),
-    _Plot("unscored completions", "unscored", "completions", _REINFORCED),
-    _Plot("the sampler's log-probabilities against the learner's", "sampler_gap", "nats per token", _REINFORCED),
-    _Plot("speed of rollouts and updates", "(rollout|update)_tokens_per_second", "tokens/s"),
-    _Plot("advantage-scaled loss", "loss", "nats per token", ("self_distill",)),
-)
-
-
 def compose(data: Facts) -> list[ReportSection]:
     """The sections that have any content, from the data of `tasks.reporting.data.collect`."""
     # The opening shows the results; the details are folded.
     details = [
         ReportSection("The run", tuple(_run(data["stages"]))),
         ReportSection("Results", tuple(_results(data["scores"]))),
-        ReportSection(
-            "Pretraining",
-            (
-                *_readings(data["stages"]),
-                *_charts(data["curves"], TRAINING),
-                *_counts(data["stages"], ("pretrain",)),
-            ),
-        ),
-        ReportSection(
-            "Reinforcement and self-distillation",
-            (
-                *_without_update(data["stages"]),
-                *_judge(data["stages"]),
-                *_calibrations(data["stages"]),
-                *_charts(data["curves"], REINFORCEMENT),
-                *_curricula(data["stages"]),
-                *_counts(data["stages"], ("align", "reason", "self_distill")),
-            ),
-        ),
-        ReportSection("Distillation", tuple(_distillation(data["stages"]))),
+        *_stage_sections(data),
         ReportSection("Kept out of training", tuple(_kept_out(data["screening"]))),
         ReportSection(COST, tuple(_cost(data["cost"], data["calls"]))),
         ReportSection("Samples", tuple(Samples(group["title"], group["rows"]) for group in data["samples"])),
@@ -107,6 +50,17 @@ def compose(data: Facts) -> list[ReportSection]:
     ]
     sections = [*opening(data), *(replace(section, folded=True) for section in details)]
     return [section for section in sections if section.blocks]
+
+
+def _stage_sections(data: Facts) -> Iterator[ReportSection]:
+    """A section for each `heading` that stages declare: its facts and judges, its curves, its figures."""
+    described = [stage for stage in map(declared, STAGES) if stage and stage.heading]
+    for heading in dict.fromkeys(stage.heading for stage in described):
+        under = {stage.name: stage for stage in described if stage.heading == heading}
+        stages = [row for row in data["stages"] if row["stage"] in under]
+        blocks: list[ReportBlock] = [*_readings(stages), *_without_update(stages), *_judge(stages)]
+        blocks += [*_calibrations(stages), *_charts(data["curves"], under), *_curricula(stages), *_counts(stages)]
+        yield ReportSection(heading, (*blocks, *_distillation(stages)))
 
 
 def _run(stages: Sequence[Facts]) -> Iterator[ReportBlock]:
@@ -167,20 +121,22 @@ def _cell(score: Facts | None) -> str:
     return f"{100 * score['accuracy']:.1f} [{100 * low:.1f}, {100 * high:.1f}] of {score['n']:,}"
 
 
-def _charts(curves: Mapping[str, Mapping[str, Mapping[str, Points]]], plots: Sequence[_Plot]) -> Iterator[LineChart]:
-    for label, metrics in curves.items():
-        for plot in plots:
-            if plot.stages and label.partition(":")[0] not in plot.stages:
-                continue
-            chosen = {name: metrics[name] for name in metrics if re.fullmatch(plot.names, name)}
+def _charts(
+    curves: Mapping[str, Mapping[str, Mapping[str, Points]]], stages: Mapping[str, Stage]
+) -> Iterator[LineChart]:
+    """The curves that these stages declare, of what was measured; `curves`: label -> metric -> source -> points."""
+    for label, measured in curves.items():
+        stage = stages.get(label.partition(":")[0])
+        for curve in stage.curves if stage else ():
+            chosen = [metric for metric in curve.metrics if metric in measured and curve.in_report]
             series = {}
-            for name, by_source in chosen.items():
+            for metric in chosen:
                 # A chart of one metric needs no name beside each line, only the source where there are several.
-                words = _words(name) if len(chosen) > 1 else ""
-                for source, points in by_source.items():
+                words = _words(metric) if len(chosen) > 1 else ""
+                for source, points in measured[metric].items():
                     series[", ".join(filter(None, (words, source))) or "all"] = points
             if any(len(points) > 1 for points in series.values()):
-                yield LineChart(f"{label}: {plot.title}", series, plot.y_label)
+                yield LineChart(f"{label}: {curve.title}", series, curve.unit)
 
 
 def _without_update(stages: Sequence[Facts]) -> Iterator[Paragraph]:
@@ -323,13 +279,12 @@ _READING = (
 )
 
 
-def _counts(stages: Sequence[Facts], chosen: tuple[str, ...]) -> Iterator[ResultTable]:
-    """A table per stage of `chosen`: the numbers in the manifest of its checkpoint."""
+def _counts(stages: Sequence[Facts]) -> Iterator[ResultTable]:
+    """A table per stage: the numbers in the manifest of its checkpoint, else of all that a plug-in's stage made."""
     for row in stages:
-        if row["stage"] in chosen:
-            counts = tuple(_numbers(row["facts"].get("checkpoint", {})))
-            if counts:
-                yield ResultTable(f"{row['label']}: counts", ("What", "Value"), counts)
+        facts = row["facts"] if row["stage"] not in SHIPPED else row["facts"].get("checkpoint", {})
+        if counts := tuple(_numbers(facts)):
+            yield ResultTable(f"{row['label']}: counts", ("What", "Value"), counts)
 
 
 def _numbers(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:

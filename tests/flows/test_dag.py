@@ -13,8 +13,9 @@ from nautile.common.errors import ConfigError
 from nautile.configs.distill import IndexConfig
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.load import load
-from nautile.configs.operation import OPERATED, OperationConfig, ScheduleConfig
+from nautile.configs.operation import OperationConfig, ScheduleConfig
 from nautile.configs.schema import RunConfig
+from nautile.configs.stages import STAGES
 from nautile.flows.dag import Need, build_dag
 from tests.support.stages.toy_dag import toy_dag
 
@@ -355,11 +356,11 @@ def test_a_stage_is_known_by_its_name_and_found_by_its_child_process(local):
 
 
 def test_there_is_an_operation_for_every_stage_and_for_no_other(local):
-    assert set(OPERATED) == {step.stage.name for step in build_dag(local)}
+    assert set(STAGES) == {step.stage.name for step in build_dag(local)}
 
 
 def test_neither_schedule_nor_operation_is_in_any_key(local):
-    approvals = {stage: {"approve": True} for stage in OPERATED}
+    approvals = {stage: {"approve": True} for stage in STAGES}
     operated = local.model_copy(
         update={
             "schedule": ScheduleConfig(cron="0 3 * * *", checkpoint="checkpoint/abc"),

@@ -36,8 +36,8 @@ pytestmark = pytest.mark.slow
 
 EVALUATE = """
 import json, sys
-from nautile.flows.stage_flows import evaluate
-print(json.dumps(evaluate(sys.argv[1])))
+from nautile.flows.pipeline import pipeline
+print(json.dumps(pipeline(sys.argv[1], only="evaluate")))
 """
 
 

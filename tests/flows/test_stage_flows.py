@@ -6,23 +6,16 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from nautile.common.errors import ConfigError
-from nautile.configs.operation import OPERATED
-from nautile.flows import stage_flows
+from nautile.configs.stages import STAGES
 from nautile.flows.nightly.evaluation import evaluation
 from nautile.flows.operate.deployments import deployments
 from nautile.flows.pipeline import pipeline
 from tests.support.stages.toy_stages import TOY
 
 
-def test_there_is_one_for_every_stage():
-    assert [flow.name for flow in stage_flows.STAGE_FLOWS] == list(OPERATED)
-    assert all(getattr(stage_flows, flow.name) is flow for flow in stage_flows.STAGE_FLOWS)
-
-
 def test_a_form_has_a_few_fields_each_with_a_text_and_none_that_must_be_filled_in():
     fields = {
         pipeline: {"config", "overrides", "only", "from_", "until", "force", "name"},
-        stage_flows.reason: {"config", "overrides", "force", "name"},
         evaluation: {"config", "overrides", "checkpoint", "name"},
     }
     for flow, names in fields.items():
@@ -53,13 +46,20 @@ def test_the_server_refuses_a_field_before_it_makes_a_run(values, field):
 
 def test_deployments_are_named_by_stage_and_configuration(toy):
     names = [deployment.name for deployment in deployments(toy, str(TOY))]
-    assert names == [f"{stage}-toy" for stage in ("pipeline", *OPERATED, "evaluation", "regression")]
+    assert names == [f"{stage}-toy" for stage in ("pipeline", *STAGES, "evaluation", "regression")]
+
+
+def test_the_deployment_of_a_stage_is_the_pipeline_with_that_stage_alone(toy):
+    for deployment in deployments(toy, str(TOY))[1:-2]:
+        stage = deployment.parameters["only"]
+        assert (deployment.flow_name, deployment.name) == ("pipeline", f"{stage}-toy")
+        assert deployment.description.startswith(f"Run the stage `{stage}`")
 
 
 def test_a_stage_whose_section_is_missing_has_no_deployment(toy):
     left = toy.model_copy(update={"align": None, "self_distill": None})
     names = [deployment.name for deployment in deployments(left, str(TOY))]
-    stages = [stage for stage in OPERATED if stage not in ("align", "self_distill")]
+    stages = [stage for stage in STAGES if stage not in ("align", "self_distill")]
     assert names == [f"{stage}-toy" for stage in ("pipeline", *stages, "evaluation", "regression")]
 
 

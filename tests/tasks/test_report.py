@@ -202,7 +202,12 @@ def test_the_judge_measured_and_the_curriculum_stand_beside_the_rewards(data):
     ]
     stages = [
         {**data["stages"][0], "label": "align", "stage": "align", "facts": {"calibration": measured}},
-        {**data["stages"][0], "label": "sd", "facts": {"checkpoint": {"rounds": [{"curriculum": curriculum}]}}},
+        {
+            **data["stages"][0],
+            "label": "sd",
+            "stage": "self_distill",
+            "facts": {"checkpoint": {"rounds": [{"curriculum": curriculum}]}},
+        },
     ]
     blocks = [block for section in compose({**data, "stages": stages}) for block in section.blocks]
     (table,) = [

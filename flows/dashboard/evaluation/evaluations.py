@@ -17,9 +17,9 @@ from nautile.flows.dashboard.shared import ChosenRun
 from nautile.flows.dashboard.training import samples
 from nautile.store.catalog import CatalogRow
 from nautile.store.mirror import open_store
+from nautile.tasks.engine.catalogue import stages_with
 
 WHICH = ("any", "right", "wrong", "not graded", "strict and lenient differ", "unfinished")
-STAGES = ("pretrain", "align", "reason", "self_distill")
 
 
 def page(chosen: ChosenRun | None) -> None:
@@ -35,12 +35,13 @@ def page(chosen: ChosenRun | None) -> None:
     # A run is joined to its evaluations by execution: an evaluation that it reused was made by another run.
     labels = {row["execution"]: row["label"] for row in chosen.stages} if chosen else {}
     by_stage = {labels[row["execution"]].partition(":")[2]: row for row in evaluations if row["execution"] in labels}
-    scores = {stage: by_stage[stage]["scores"] for stage in STAGES if stage in by_stage}
+    trained = stages_with(lambda stage: stage.trains)
+    scores = {stage: by_stage[stage]["scores"] for stage in trained if stage in by_stage}
     if scores:
         _show_table(measured_only(table_1(scores)))
     else:
         st.caption("This run has no evaluation yet; those of the store are below.")
-    own = {stage: by_stage[stage] for stage in (*STAGES, *sorted(by_stage)) if stage in by_stage}
+    own = {stage: by_stage[stage] for stage in (*trained, *sorted(by_stage)) if stage in by_stage}
     # The picker offers this run's evaluations by stage, or, before it has any, those of the store by id.
     named = {f"{stage} · {row['id']}": row for stage, row in own.items()} or {row["id"]: row for row in evaluations}
     if own:
@@ -166,7 +167,7 @@ def history(points: Sequence[CatalogRow]) -> Chart:
     x = temporal("made", title="evaluated (UTC)", axis=clock, scale={"type": "utc", "padding": 16})
     share = {"format": "%", "title": "accuracy, strict"}
     legend = {**figures.BELOW, "symbolOpacity": 1, "columns": 2}
-    color = nominal("after", sort=list(STAGES), legend=legend, scale=figures.COLOURS)
+    color = nominal("after", sort=stages_with(lambda stage: stage.trains), legend=legend, scale=figures.COLOURS)
     tooltip = [
         *(nominal(field) for field in ("evaluation", "configuration", "after")),
         *(quantitative(field, format=".1%") for field in ("accuracy", "low", "high")),

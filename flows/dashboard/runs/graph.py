@@ -11,9 +11,8 @@ from urllib.parse import quote
 from nautile.common.text import amount, duration
 from nautile.flows.dashboard.shared import LOOKS, OTHER_LOOK, coloured
 from nautile.flows.run_state import StepState
+from nautile.tasks.engine.catalogue import page_of
 
-PAGES = {"pretrain": "training", "distill": "distillation", "evaluate": "evaluations"}
-PAGES |= dict.fromkeys(("align", "reason", "self_distill"), "reinforcement")
 ROW, BOX = 76, 62  # vertical distance of boxes and height of a box, in pixels
 _STYLE = """<style>
 .steps{position:relative;list-style:none;margin:0!important;padding:0!important;background-repeat:no-repeat;
@@ -83,7 +82,7 @@ def _box(step: StepState, x: int, y: int, width: float, run: str) -> str:
     elif step.state == "coming" and step.expected_s is not None:
         words = "to reuse" if step.expected_s == 0 else f"about {duration(step.expected_s)}"
     name = f"{html.escape(stage)}" + (f" <span>{html.escape(use)}</span>" if use else "")
-    page = f"{PAGES.get(stage, '')}?run={quote(run, safe='')}"
+    page = f"{page_of(stage)}?run={quote(run, safe='')}"
     css = step.state.replace(" ", "-")
     return (
         f'<li class="{html.escape(css)}" style="left:{x * width:.3f}%;top:{y * ROW}px;width:{width:.3f}%">'

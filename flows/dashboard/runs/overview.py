@@ -3,6 +3,7 @@
 import html
 import json
 from collections.abc import Iterator, Mapping
+from itertools import product
 
 import pandas as pd
 import streamlit as st
@@ -17,6 +18,7 @@ from nautile.flows.dashboard.shared import ChosenRun
 from nautile.flows.run_state import RunState, StepState
 from nautile.store.catalog import CatalogRow
 from nautile.store.mirror import open_store
+from nautile.tasks.engine.catalogue import page_of, stages_with
 
 _SPEEDS = ("tokens_per_second", "rollout_tokens_per_second")  # metrics of pretraining and of the RL stages
 
@@ -145,7 +147,7 @@ def _speed(chosen: ChosenRun) -> tuple[str, str]:
         for name in _SPEEDS:
             if step.state == "running" and name in step.metrics:
                 return f"tokens/s, {step.label}", amount(step.metrics[name])
-    for stage, name in (("pretrain", _SPEEDS[0]), ("reason", _SPEEDS[1]), ("align", _SPEEDS[1])):
+    for stage, name in product(stages_with(lambda stage: stage.trains), _SPEEDS):
         executions = chosen.executions(stage)
         rows = shared.query(queries.LAST_VALUE, executions, name) if executions else []
         if rows and rows[0]["value"] is not None:
@@ -249,7 +251,7 @@ def _steps(chosen: ChosenRun) -> None:
 def _step_row(step: StepState, run: str) -> CatalogRow:
     row: CatalogRow = step.row or {}
     outputs = json.loads(row.get("outputs") or "{}")
-    stage_page = graph.PAGES.get(step.stage)
+    stage_page = page_of(step.stage)
     time = duration(step.elapsed_s) if step.elapsed_s is not None else ""
     if not time and step.state == "coming" and step.expected_s is not None:
         time = "from the store" if step.expected_s == 0 else f"about {duration(step.expected_s)}"

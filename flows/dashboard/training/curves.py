@@ -9,56 +9,22 @@ from nautile.flows.dashboard import queries, shared
 from nautile.flows.dashboard.shared import ChosenRun
 from nautile.flows.dashboard.training import charts
 from nautile.flows.dashboard.training.charts import Line
-
-# Question -> title -> metrics: the charts of the RL page. The metrics of a chart share a unit and a scale.
-HEALTH: dict[str, dict[str, tuple[str, ...]]] = {
-    "Does it learn?": {
-        "reward": ("reward",),
-        "solve rate": ("solve_rate",),
-        "guard": ("guard_accuracy",),
-        "loss": ("loss",),
-        "overall": ("reward_overall",),
-        "Marks": ("reward_reason", "reward_answer", "reward_follow"),
-        "spread": ("reward_deviation",),
-    },
-    "Does it stay sound?": {
-        "kl": ("kl",),
-        "entropy": ("entropy",),
-        "length": ("length",),
-        "Rollouts that end": ("truncated_share", "finished_thinking_share"),
-        "Groups that teach nothing": ("zero_signal_share", "mastered_share", "dropped_share"),
-        "unscored": ("unscored",),
-        "guard p": ("guard_p",),
-        "sampler": ("sampler_gap",),
-    },
-    "The updates": {
-        "rate": ("learning_rate",),
-        "gradient": ("grad_norm",),
-        "update": ("update_norm",),
-        "Norms of g+ and g-": ("norm_positive", "norm_negative"),
-        "balance": ("balance_factor",),
-        "cosine": ("gradient_cosine",),
-        "Log-probability above and below the mean": ("logprob_positive", "logprob_negative"),
-        "clip": ("clip_share",),
-        "skipped": ("skipped_updates",),
-    },
-    "Speed": {"rollouts": ("rollout_tokens_per_second",), "updates": ("update_tokens_per_second",)},
-}
-REINFORCED = ("align", "reason", "self_distill")
+from nautile.tasks.engine.catalogue import declared, stages_with
 
 
 def training(chosen: ChosenRun | None) -> None:
-    """Draw the curves of the chosen run's pretraining, and of other runs to compare with."""
+    """Draw the curves of a stage that is no reinforcement, pretraining first, and of other runs to compare with."""
     st.title("Training")
-    lines = _compared_lines(chosen, "pretrain")
+    stage = _choose_stage(chosen, "training")
+    lines = _compared_lines(chosen, stage) if stage else {}
     names = _metric_names(lines)
-    if chosen is None or not names:
+    if chosen is None or stage is None or not names:
         st.caption("No training metrics in this run yet.")
         return
     metrics = charts.choose_metrics(names, "metrics")
     tokens = charts.tokens_of(list(lines))
     display = charts.settings(bool(lines) and lines.keys() <= tokens.keys())
-    _links(chosen, "pretrain", {"Samples": "samples", "Log": "logs", "Memory and cores": "system"})
+    _links(chosen, stage, {"Samples": "samples", "Log": "logs", "Memory and cores": "system"})
     charts.draw(
         {name: (name,) for name in metrics},
         lines,
@@ -71,19 +37,20 @@ def training(chosen: ChosenRun | None) -> None:
 def reinforcement(chosen: ChosenRun | None) -> None:
     """Draw the curves of an RL stage, grouped by question."""
     st.title("Reinforcement")
-    stages = [stage for stage in REINFORCED if chosen and chosen.executions(stage)]
-    if chosen is None or not stages:
+    stage = _choose_stage(chosen, "reinforcement")
+    described = declared(stage) if stage else None
+    if chosen is None or described is None:
         st.caption("No reinforcement stage in this run yet.")
         return
-    stage = st.segmented_control("Stage", stages, default=stages[0], key="stage", bind="query-params") or stages[0]
-    lines = _compared_lines(chosen, stage)
+    lines = _compared_lines(chosen, described.name)
     names = _metric_names(lines)
     _warn_of_stand_in_judge(list(lines))
+    # The questions in the order of the stage's curves, each with the charts that something was measured for.
     measured: dict[str, dict[str, list[str]]] = {}
-    for question, titles in HEALTH.items():
-        present = {title: [name for name in metrics if name in names] for title, metrics in titles.items()}
-        measured[question] = {title: metrics for title, metrics in present.items() if metrics}
-    questions = [question for question, group in measured.items() if group]
+    for curve in described.curves:
+        if present := [name for name in curve.metrics if name in names]:
+            measured.setdefault(curve.question, {})[curve.title] = present
+    questions = list(measured)
     if not questions:
         st.caption("No metrics in this stage yet.")
         return
@@ -92,14 +59,24 @@ def reinforcement(chosen: ChosenRun | None) -> None:
         "Questions", questions, selection_mode="multi", default=questions[:1], key="questions", bind="query-params"
     )
     display = charts.settings(tokens=False)
-    _links(chosen, stage, {"Rollouts": "rollouts", "Log": "logs", "Memory and cores": "system"})
+    _links(chosen, described.name, {"Rollouts": "rollouts", "Log": "logs", "Memory and cores": "system"})
 
     def rollouts(line: Line) -> str:
         return shared.page_link("rollouts", run=line.run, stage=line.label)
 
     for question in [question for question in questions if question in picked] or questions[:1]:
         st.subheader(question)
-        charts.draw(measured[question], lines, display, rollouts if stage != "self_distill" else None)
+        charts.draw(measured[question], lines, display, rollouts if "rollouts" in described.outputs else None)
+
+
+def _choose_stage(chosen: ChosenRun | None, page: str) -> str | None:
+    """The stage of the run that the page shows, picked by the reader if there are several; None if there is none."""
+    stages = [stage for stage in stages_with(lambda stage: stage.page == page) if chosen and chosen.executions(stage)]
+    if not stages:
+        return None
+    if len(stages) == 1 and page == "training":
+        return stages[0]
+    return st.segmented_control("Stage", stages, default=stages[0], key="stage", bind="query-params") or stages[0]
 
 
 def _links(chosen: ChosenRun, stage: str, pages: dict[str, str]) -> None:

@@ -15,18 +15,17 @@ from markupsafe import Markup
 from nautile.flows.dashboard import cards, queries, shared
 from nautile.flows.dashboard.shared import ChosenRun
 from nautile.store.catalog import CatalogRow
+from nautile.tasks.engine.catalogue import stages_with
 
 Fields = dict[str, Any]
 KINDS = ("rollouts", "traces", "documents")
-REINFORCED = ("align", "reason", "self_distill")
 PARTS = {"reason": ("reasoning", 5), "answer": ("answer", 5), "follow": ("task", 5), "overall": ("overall", 100)}
-SAMPLED = "pretrain"  # the names of its sample sets contain the step: pretrain-200
 
 
 def rollouts(chosen: ChosenRun | None) -> None:
     """Draw the page of rollouts: groups of completions of the RL stages, and the traces of self-distillation."""
     st.title("Rollouts and traces")
-    choice = _choose_set(chosen, REINFORCED)
+    choice = _choose_set(chosen, "rollouts")
     if choice is None:
         st.caption("No rollouts in this run yet.")
         return
@@ -53,9 +52,13 @@ def rollouts(chosen: ChosenRun | None) -> None:
 
 
 def training_samples(chosen: ChosenRun | None) -> None:
-    """Draw the page of samples during pretraining: each prompt with its texts at all sampled steps."""
+    """Draw the page of samples during training: each prompt with its texts at all sampled steps.
+
+    The names of pretraining's sets contain the step: pretrain-200.
+    """
     st.title("Training samples")
-    executions = chosen.executions(SAMPLED) if chosen else []
+    stages = stages_with(lambda stage: stage.samples == "samples")
+    executions = [execution for stage in stages for execution in chosen.executions(stage)] if chosen else []
     sets = [row["set"] for row in shared.query(queries.SAMPLE_SETS, executions)] if executions else []
     if not sets:
         st.caption("No samples in this run yet: `pretrain.sample_every` sets when they are taken.")
@@ -79,7 +82,7 @@ def training_samples(chosen: ChosenRun | None) -> None:
 
 def documents(chosen: ChosenRun) -> None:
     """Draw the browser of distilled documents, and of rejected ones with their reasons."""
-    choice = _choose_set(chosen, ("distill",))
+    choice = _choose_set(chosen, "documents")
     if choice is None:
         st.caption("No documents in this run yet.")
         return
@@ -132,8 +135,9 @@ def fields_of(text: str) -> Fields:
     return fields if isinstance(fields, dict) else {"text": json.dumps(fields)}
 
 
-def _choose_set(chosen: ChosenRun | None, stages: Sequence[str]) -> tuple[str, str] | None:
-    """The execution and the set or file of texts chosen on the page; None if there are none."""
+def _choose_set(chosen: ChosenRun | None, page: str) -> tuple[str, str] | None:
+    """The execution and the set or file of texts chosen on a page of samples; None if there are none."""
+    stages = stages_with(lambda stage: stage.samples == page)
     rows = [row for row in chosen.stages if row["stage"] in stages and row["execution"]] if chosen else []
     sets = {}
     for row in rows:

@@ -19,13 +19,13 @@ from nautile.flows.dashboard.pages import PAGES
 from nautile.flows.dashboard.shared import prefect_link, split_thinking
 from nautile.flows.dashboard.training import samples
 from nautile.flows.dashboard.training.charts import Display, Line, chart, last_values
-from nautile.flows.dashboard.training.curves import HEALTH
 from nautile.flows.run_state import MOST_SEARCHED, RUNS
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog, query_files
 from nautile.store.events import EventWriter
 from nautile.store.schema import LINEAGE_WITH_CALLS
 from nautile.tasks.engine.attempt_log import write_row
+from nautile.tasks.reason import reason
 from tests.support.pages.parts import cells
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
@@ -349,7 +349,7 @@ def test_a_reinforcement_shows_the_charts_of_the_questions_that_are_picked(made,
     shown = questions.set_value(questions.options).run()
     assert not shown.exception
     assert [heading.value for heading in shown.subheader] == questions.options
-    assert set(questions.options) <= set(HEALTH)
+    assert set(questions.options) <= {curve.question for curve in reason.curves}
     assert 0 < few < len(shown.get("vega_lite_chart"))
 
 

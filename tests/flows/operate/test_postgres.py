@@ -86,7 +86,7 @@ def test_a_run_waits_for_approval_and_goes_on(running, folder):
 
 def test_a_run_is_cancelled_and_retried(running, folder):
     api, store = running["server"].url, Store(folder / "store")
-    run = begin(api, "ingest/ingest-toy")
+    run = begin(api, "pipeline/ingest-toy")
     until((folder / "reached").exists)
     fetch(f"{api}/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
     assert end_of(api, run) == "CANCELLED"

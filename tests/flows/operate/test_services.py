@@ -127,10 +127,10 @@ def test_a_bad_parameter_is_refused_with_the_field_named(running):
     api = running[1]["server"].url
     # What starts processes is the worker's own: the server itself refuses it.
     for overrides in (["ingestion.row_length=5"], ["launch.command=id"]):
-        status, answer = ask(api, "ingest/ingest-local", {"overrides": overrides})
+        status, answer = ask(api, "pipeline/ingest-local", {"overrides": overrides})
         assert status in (409, 422)
         assert "Validation failed for field 'overrides[0]'" in json.dumps(answer)
-    _, run = ask(api, "ingest/ingest-local", {"overrides": ["ingest.row_length=-5"]})
+    _, run = ask(api, "pipeline/ingest-local", {"overrides": ["ingest.row_length=-5"]})
     until(lambda: call(f"{api}/flow_runs/{run['id']}")[1]["state"]["type"] in ENDED)
     ended = call(f"{api}/flow_runs/{run['id']}")[1]
     refusal = "The form cannot be followed: overrides: `ingest.row_length`: Input should be greater than"

@@ -7,16 +7,27 @@ from dataclasses import replace
 
 from nautile.configs.schema import RunConfig
 from nautile.flows.dag import Step, all_outputs, pipeline_steps
+from nautile.tasks.engine.stage import Stage
 from tests.support.stages.toy_stages import toy_stage
 
 TOY_DAG = {"NAUTILE_DAG": "tests.support.stages.toy_dag:toy_dag"}  # for the environment of a process
 
 
 def toy_dag(config: RunConfig) -> list[Step]:
-    """The pipeline's steps with the stand-ins in place of its stages but the report; an argument of `build_dag`."""
+    """The pipeline's steps with the stand-ins in place of its stages but the report; an argument of `build_dag`.
+
+    What the real stages declare for approvals and forecasts holds for the stand-ins.
+    """
     *steps, last = pipeline_steps(config)
-    steps = [replace(step, stage=toy_stage(step.stage.name)) for step in steps]
+    steps = [replace(step, stage=stand_in_of(step.stage)) for step in steps]
     return [*steps, replace(last, needs=all_outputs(steps))]
+
+
+def stand_in_of(stage: Stage) -> Stage:
+    """The stage with the name, version, outputs and function of its stand-in."""
+    toy = toy_stage(stage.name)
+    declared = {name: getattr(stage, name) for name in ("limits", "calls", "check", "rehearse")}
+    return replace(toy, **declared)
 
 
 def chain_dag(config: RunConfig) -> list[Step]:

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from nautile.common.errors import ConfigError, Retryable
-from nautile.configs.operation import OPERATED, OperationConfig, StageOperation
+from nautile.configs.operation import OperationConfig, StageOperation
+from nautile.configs.stages import STAGES
 from nautile.tasks.engine import errors, prefect_task
 from nautile.tasks.engine.errors import BACKOFF, CRASHES, ITEM_BACKOFF, RetryPolicy, StageCrash
 from nautile.tasks.engine.prefect_task import _TaskRunPage
@@ -103,5 +104,5 @@ def test_the_page_and_the_terminal_say_what_is_waited_for_and_until_when(clock, 
 
 
 def test_the_hours_have_one_default():
-    assert {getattr(OperationConfig(), stage).outage_hours for stage in OPERATED} == {24.0}
+    assert {getattr(OperationConfig(), stage).outage_hours for stage in STAGES} == {24.0}
     assert RunContext("r1", "/nowhere").operation.outage_hours == 24.0
