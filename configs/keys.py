@@ -8,6 +8,7 @@ path.
 `python -m nautile.configs.keys` prints the table of fields in docs/store.md.
 """
 
+import pkgutil
 import sys
 import types
 from collections.abc import Iterator
@@ -21,14 +22,10 @@ from nautile.configs.base import NotInKey, Section
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.evaluation import HeldOutPart, ModelUnderTest
 from nautile.configs.ingest import IngestPart
-from nautile.configs.label import LabelConfig
-from nautile.configs.labelling import ClassifyConfig, ExtractConfig
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.configs.operation import PlanConfig
 from nautile.configs.schema import RunConfig
 from nautile.configs.stages import SHIPPED, plugin_section
-from nautile.configs.survey import SimulateConfig, SurveyConfig
-from nautile.configs.tune import TuneConfig
 
 FILES = "local_files"  # the entry of a step's section with the digests: path as configured -> file -> sha256
 
@@ -37,24 +34,22 @@ LOCAL_READERS = ("parquet", "jsonl", "csv", "margins", "labelled_sentences")  # 
 # Types of the parts of a step's section, by name. A part that is not listed (a seed, a length) is semantic as a whole.
 PARTS: dict[str, Any] = {
     **{name: RunConfig.model_fields[name].annotation for name in SHIPPED if name in RunConfig.model_fields},
-    "classify": ClassifyConfig,
     "endpoints": dict[str, EndpointConfig],
-    "extract": ExtractConfig,
     "held_out": HeldOutPart,
     "ingest": IngestPart,
-    "label": LabelConfig,
     "model": ModelConfig,
     "model_under_test": ModelUnderTest,
     "plan": PlanConfig,
-    "simulate": SimulateConfig,
-    "survey": SurveyConfig,
     "tokenizer": TokenizerConfig,
-    "tune": TuneConfig,
 }
-
-
-def _part(name: str) -> Any:
-    return PARTS.get(name) or plugin_section(name)
+PARTS_OF_USES = {  # by reference, imported when a section has such a part
+    "classify": "nautile.configs.labelling:ClassifyConfig",
+    "extract": "nautile.configs.labelling:ExtractConfig",
+    "label": "nautile.configs.label:LabelConfig",
+    "simulate": "nautile.configs.survey:SimulateConfig",
+    "survey": "nautile.configs.survey:SurveyConfig",
+    "tune": "nautile.configs.tune:TuneConfig",
+}
 
 
 def key_fields(section: dict[str, Any]) -> dict[str, Any]:
@@ -108,6 +103,13 @@ def table() -> str:
         f"| `{name}` | {', '.join(in_key)} | {', '.join(not_in_key)} |" for name, (in_key, not_in_key) in rows.items()
     ]
     return "\n".join(lines)
+
+
+def _part(name: str) -> Any:
+    """The type of a part of a step's section; None if it is semantic as a whole."""
+    return (
+        pkgutil.resolve_name(PARTS_OF_USES[name]) if name in PARTS_OF_USES else PARTS.get(name) or plugin_section(name)
+    )
 
 
 def _semantic(value: Any, annotation: Any, files: dict[str, Any]) -> Any:

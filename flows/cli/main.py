@@ -6,16 +6,17 @@ stopped by the operator. Each command imports its modules when it runs, so that 
 
 import atexit
 import contextlib
-import json
 import logging
 import os
+import pkgutil
 import sys
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError, Retryable
@@ -45,10 +46,9 @@ from nautile.flows.cli.terminal import (
     the_store,
     unexpected,
 )
-from nautile.flows.cli.uses.labelling import classify, extract
-from nautile.flows.cli.uses.simulate import simulate
 from nautile.flows.cli.watch import logs, runs, status
 from nautile.flows.operate.secret_files import read_secret_files
+from nautile.flows.uses import COMMANDS, UseCommand
 
 CheckpointRequired = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="An artifact id or a folder.")]
 LONGEST_NAME = 100  # characters in the name of a run
@@ -408,61 +408,37 @@ def compare(
     show_as(comparison, as_json, lambda comparison: comparison_view(comparison, changed))
 
 
-def distill(
-    config: Annotated[
-        str, typer.Argument(metavar="CONFIG", help="A TOML file with the tables [label] and [endpoints.NAME].")
-    ],
-    label: Annotated[
-        bool, typer.Option("--label", help="Label the texts of `label.data` with the teacher `label.teacher`.")
-    ] = False,
-    questions: Annotated[
-        str | None,
-        typer.Option("--questions", metavar="ID", help="Leave out texts that overlap with these benchmark questions."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Label again; stored replies are reused.")] = False,
-    settings: SetOption = None,
-    as_json: Json = False,
-) -> None:
-    """Label texts with a teacher model, and measure its agreement with rows that people have labelled."""
-    if not label:
-        command = shell_command("nautile", "run", config, "--only", "distill")
-        raise ConfigError(f"distill: pass --label; to distil documents, use `{command}`")
-    from nautile.configs.label import LabelRun
-    from nautile.configs.load import load_part
-    from nautile.flows.cli.uses.label import label_texts
-
-    words = shell_command("nautile", "distill", "--label", *(["--questions", questions] if questions else []))
-    command = f"{words} {config_words(config, settings)}" + " --force" * force
-    run_config = load_part(config, LabelRun, settings)
-    artifact = label_texts(the_store(), run_config, questions, command, force, as_json)
-    if as_json:
-        print(json.dumps({"id": artifact.id, "path": str(artifact.path), **artifact.manifest["facts"]}, indent=1))
-        return
-    print_markdown((artifact.path / "card.md").read_text(encoding="utf-8"))
-    console_for().print(f"{artifact.id}: use it as data of `nautile tune`", soft_wrap=True)
+MARKUP = "markdown"  # the default mode drops names of tables such as [launch], as if they were markup
 
 
-def tune(
-    config: Annotated[
-        str, typer.Argument(metavar="CONFIG", help="A TOML file with the table [tune]; other tables are ignored.")
-    ],
-    force: Annotated[bool, typer.Option("--force", help="Tune again; the old artifacts are kept.")] = False,
-    settings: SetOption = None,
-    as_json: Json = False,
-) -> None:
-    """Fine-tune a checkpoint on labelled rows, and compare it with baselines trained on the same rows."""
-    from nautile.configs.load import load_part
-    from nautile.configs.tune import TuneRun
-    from nautile.flows.cli.uses.tune import run_tune, tuning_view
+class CommandByReference(TyperCommand):
+    """A command whose module is imported when it is called, or asked for its parameters."""
 
-    section = load_part(config, TuneRun, settings)
-    command = f"nautile tune {config_words(config, settings)}" + " --force" * force
-    result = run_tune(the_store(), section, command, force, as_json)
-    show_as(result, as_json, tuning_view)
+    def __init__(self, name: str, panel: str, help_: str, reference: str) -> None:
+        self._name, self._reference = name, reference
+        super().__init__(name, help=help_, rich_help_panel=panel, rich_markup_mode=MARKUP)
+
+    @cached_property
+    def _command(self) -> Any:
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=MARKUP)
+        alone.command(self._name)(pkgutil.resolve_name(self._reference))
+        return typer.main.get_command(alone)
+
+    @property
+    def params(self) -> Any:
+        return self._command.params
+
+    @params.setter
+    def params(self, _: object) -> None:
+        """What the base class sets: none."""
+
+    def make_context(self, *arguments: Any, **more: Any) -> Any:
+        """The context of the imported command, which is therefore what runs."""
+        return self._command.make_context(*arguments, **more)
 
 
 # The panels of `nautile --help`, and the commands in their order.
-PANELS: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
+PANELS: dict[str, dict[str, Callable[..., Any] | typer.Typer | UseCommand]] = {
     "Run": {"run": run, "sweep": sweep, "plan": plan, "status": status},
     "Look": {
         "runs": runs,
@@ -486,7 +462,7 @@ PANELS: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
         "import": import_,
         "publish": publish,
     },
-    "Use": {"distill": distill, "tune": tune, "classify": classify, "extract": extract, "simulate": simulate},
+    "Use": {**COMMANDS},
     "Operate": {
         "deploy": deploy,
         "up": up,
@@ -505,6 +481,13 @@ COMPUTING = {"chat", "serve", "evaluate", "bench"}  # run a model in this proces
 class CommandGroup(TyperGroup):
     """Lists the commands in the order of `PANELS`: by default Typer puts groups such as `store` first."""
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for panel, commands in PANELS.items():
+            for name, command in commands.items():
+                if isinstance(command, UseCommand):
+                    self.add_command(CommandByReference(name, panel, *command))
+
     def list_commands(self, _: object) -> list[str]:
         return [name for commands in PANELS.values() for name in commands]
 
@@ -514,7 +497,7 @@ app = typer.Typer(
     cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",  # the default mode drops names of tables such as [launch], as if they were markup
+    rich_markup_mode=MARKUP,
 )
 
 
@@ -540,7 +523,7 @@ for panel, commands in PANELS.items():
     for name, command in commands.items():
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name, rich_help_panel=panel)
-        else:
+        elif not isinstance(command, UseCommand):
             app.command(name, rich_help_panel=panel)(command)
 
 

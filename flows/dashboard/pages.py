@@ -1,13 +1,15 @@
 """The pages of the dashboard by theme: address, title, and the function that draws the page of the chosen run."""
 
+import pkgutil
 from collections.abc import Callable
 from typing import NamedTuple
 
 from nautile.flows.dashboard.artifacts import lineage, storage
-from nautile.flows.dashboard.evaluation import classification, evaluations, extraction, surveys
+from nautile.flows.dashboard.evaluation import evaluations
 from nautile.flows.dashboard.runs import compare, logs, overview, system
 from nautile.flows.dashboard.shared import ChosenRun
-from nautile.flows.dashboard.training import curves, distillation, samples, tuning
+from nautile.flows.dashboard.training import curves, distillation, samples
+from nautile.flows.uses import PAGES as PAGES_OF_USES
 
 
 class Page(NamedTuple):
@@ -28,11 +30,15 @@ PAGES = {  # address -> page
     "reinforcement": Page("Training", "Reinforcement", curves.reinforcement),
     "rollouts": Page("Training", "Rollouts and traces", samples.rollouts),
     "distillation": Page("Training", "Distillation", distillation.page),
-    "tuning": Page("Training", "Tuning", tuning.page),
     "evaluations": Page("Evaluation", "Evaluations", evaluations.page),
-    "classification": Page("Evaluation", "Classification", classification.page),
-    "extraction": Page("Evaluation", "Extraction", extraction.page),
-    "surveys": Page("Evaluation", "Surveys", surveys.page),
     "lineage": Page("Artifacts", "Lineage", lineage.page),
     "storage": Page("Artifacts", "Storage", storage.page),
 }
+
+
+def _by_reference(reference: str) -> Callable[[ChosenRun | None], None]:
+    """The function that draws a page, imported when it is first drawn."""
+    return lambda run: pkgutil.resolve_name(reference)(run)
+
+
+PAGES |= {address: Page(theme, title, _by_reference(draw)) for address, (theme, title, draw) in PAGES_OF_USES.items()}

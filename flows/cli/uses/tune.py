@@ -1,23 +1,44 @@
 """`nautile tune`: fine-tune a checkpoint of the store on labelled rows, as a single step, and print its scores."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
+import typer
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json
-from nautile.configs.tune import TuneRun
-from nautile.evals.labelling.titles import arm_rows, recall_rows
-from nautile.flows.cli.tables import query_table
-from nautile.flows.cli.uses.step import run_step
-from nautile.flows.starts import checkpoint_named
-from nautile.store.artifacts import Store
-from nautile.tasks.tune import tune
+from nautile.flows.cli.terminal import Json, SetOption, config_words, show_as, the_store
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from nautile.configs.tune import TuneRun
+    from nautile.store.artifacts import Store
 
 
-def run_tune(store: Store, run: TuneRun, command: str, force: bool, as_json: bool) -> dict[str, Any]:
+def tune(
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="A TOML file with the table [tune]; other tables are ignored.")
+    ],
+    force: Annotated[bool, typer.Option("--force", help="Tune again; the old artifacts are kept.")] = False,
+    settings: SetOption = None,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune a checkpoint on labelled rows, and compare it with baselines trained on the same rows."""
+    from nautile.configs.load import load_part
+    from nautile.configs.tune import TuneRun
+
+    section = load_part(config, TuneRun, settings)
+    command = f"nautile tune {config_words(config, settings)}" + " --force" * force
+    result = run_tune(the_store(), section, command, force, as_json)
+    show_as(result, as_json, tuning_view)
+
+
+def run_tune(store: "Store", run: "TuneRun", command: str, force: bool, as_json: bool) -> dict[str, Any]:
     """Tune, or reuse an equal tuning; returns the ids of the artifacts, and the report. Raises like `run_step`."""
+    from nautile.flows.cli.uses.step import run_step
+    from nautile.flows.starts import checkpoint_named
+    from nautile.tasks.tune import tune as stage
+
     config = run.tune
     try:
         checkpoint = checkpoint_named(store, config.start or "newest", own_labels=("tune",))
@@ -32,14 +53,20 @@ def run_tune(store: Store, run: TuneRun, command: str, force: bool, as_json: boo
         inputs["labels"] = labels.id
         update["data"] = config.data.model_copy(update={"path": labels.full_id})
     section = {"tune": config.model_copy(update=update).model_dump(mode="json")}
-    artifacts = run_step(tune, section, inputs, store, command=command, force=force, as_json=as_json)
+    artifacts = run_step(stage, section, inputs, store, command=command, force=force, as_json=as_json)
     report = read_json(artifacts["tuning"].path / "tuning.json") or {}
     ids = {kind: artifacts[kind].id for kind in ("checkpoint", "tuning")}
     return {**ids, "start": checkpoint.id, "report": report}
 
 
-def tuning_view(result: dict[str, Any]) -> RenderableType:
+def tuning_view(result: dict[str, Any]) -> "RenderableType":
     """The number of rows used and left out, the table of scores, the leads, and the ids of the artifacts."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from nautile.evals.labelling.titles import arm_rows, recall_rows
+    from nautile.flows.cli.tables import query_table
+
     report = result["report"]
     columns, rows = arm_rows(report)
     counts, data = report["rows"], report["data"]

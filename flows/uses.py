@@ -1,0 +1,51 @@
+"""Commands and dashboard pages of the uses of a model, by reference: `module:name`, imported when it is used.
+
+Nothing else of `flows` knows of them.
+"""
+
+from typing import NamedTuple
+
+
+class UseCommand(NamedTuple):
+    """The line of a command in `nautile --help`, and its function."""
+
+    help: str
+    reference: str
+
+
+class UsePage(NamedTuple):
+    """A page of the dashboard: its theme, its title, and the function that draws it."""
+
+    theme: str
+    title: str
+    reference: str
+
+
+COMMANDS = {
+    "distill": UseCommand(
+        "Label texts with a teacher model, and measure its agreement with rows that people have labelled.",
+        "nautile.flows.cli.uses.label:distill",
+    ),
+    "tune": UseCommand(
+        "Fine-tune a checkpoint on labelled rows, and compare it with baselines trained on the same rows.",
+        "nautile.flows.cli.uses.tune:tune",
+    ),
+    "classify": UseCommand(
+        "Label every text: with a checkpoint tuned on labels, or zero-shot by the likelihood of each of --labels.",
+        "nautile.flows.cli.uses.labelling:classify",
+    ),
+    "extract": UseCommand(
+        "Extract a JSON document from every text, constrained to a schema, and check it against the text.",
+        "nautile.flows.cli.uses.labelling:extract",
+    ),
+    "simulate": UseCommand(
+        "Simulate a survey: option probabilities by persona and group, compared with human answers and baselines.",
+        "nautile.flows.cli.uses.simulate:simulate",
+    ),
+}
+PAGES = {  # address -> page
+    "tuning": UsePage("Training", "Tuning", "nautile.flows.dashboard.training.tuning:page"),
+    "classification": UsePage("Evaluation", "Classification", "nautile.flows.dashboard.evaluation.classification:page"),
+    "extraction": UsePage("Evaluation", "Extraction", "nautile.flows.dashboard.evaluation.extraction:page"),
+    "surveys": UsePage("Evaluation", "Surveys", "nautile.flows.dashboard.evaluation.surveys:page"),
+}
