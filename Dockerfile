@@ -24,7 +24,7 @@ RUN .venv/bin/uv pip install --no-cache --compile-bytecode --python .venv/bin/py
 COPY . .
 RUN .venv/bin/uv pip install --no-cache --python .venv/bin/python --no-deps --no-build-isolation --editable .
 # The user cannot write here, so each process would compile what it imports.
-RUN .venv/bin/python -m compileall -q common configs data model evals rl store tasks flows
+RUN .venv/bin/python -m compileall -q common configs data model evals rl store tasks flows uses
 
 USER nautile
 ENTRYPOINT ["nautile"]

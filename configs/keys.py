@@ -43,12 +43,12 @@ PARTS: dict[str, Any] = {
     "tokenizer": TokenizerConfig,
 }
 PARTS_OF_USES = {  # by reference, imported when a section has such a part
-    "classify": "nautile.configs.labelling:ClassifyConfig",
-    "extract": "nautile.configs.labelling:ExtractConfig",
-    "label": "nautile.configs.label:LabelConfig",
-    "simulate": "nautile.configs.survey:SimulateConfig",
-    "survey": "nautile.configs.survey:SurveyConfig",
-    "tune": "nautile.configs.tune:TuneConfig",
+    "classify": "nautile.uses.labelled.config:ClassifyConfig",
+    "extract": "nautile.uses.labelled.config:ExtractConfig",
+    "label": "nautile.uses.label.config:LabelConfig",
+    "simulate": "nautile.uses.simulate.config:SimulateConfig",
+    "survey": "nautile.uses.simulate.config:SurveyConfig",
+    "tune": "nautile.uses.tune.config:TuneConfig",
 }
 
 

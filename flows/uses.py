@@ -24,28 +24,28 @@ class UsePage(NamedTuple):
 COMMANDS = {
     "distill": UseCommand(
         "Label texts with a teacher model, and measure its agreement with rows that people have labelled.",
-        "nautile.flows.cli.uses.label:distill",
+        "nautile.uses.label.command:distill",
     ),
     "tune": UseCommand(
         "Fine-tune a checkpoint on labelled rows, and compare it with baselines trained on the same rows.",
-        "nautile.flows.cli.uses.tune:tune",
+        "nautile.uses.tune.command:tune",
     ),
     "classify": UseCommand(
         "Label every text: with a checkpoint tuned on labels, or zero-shot by the likelihood of each of --labels.",
-        "nautile.flows.cli.uses.labelling:classify",
+        "nautile.uses.labelled.command:classify",
     ),
     "extract": UseCommand(
         "Extract a JSON document from every text, constrained to a schema, and check it against the text.",
-        "nautile.flows.cli.uses.labelling:extract",
+        "nautile.uses.labelled.command:extract",
     ),
     "simulate": UseCommand(
         "Simulate a survey: option probabilities by persona and group, compared with human answers and baselines.",
-        "nautile.flows.cli.uses.simulate:simulate",
+        "nautile.uses.simulate.command:simulate",
     ),
 }
 PAGES = {  # address -> page
-    "tuning": UsePage("Training", "Tuning", "nautile.flows.dashboard.training.tuning:page"),
-    "classification": UsePage("Evaluation", "Classification", "nautile.flows.dashboard.evaluation.classification:page"),
-    "extraction": UsePage("Evaluation", "Extraction", "nautile.flows.dashboard.evaluation.extraction:page"),
-    "surveys": UsePage("Evaluation", "Surveys", "nautile.flows.dashboard.evaluation.surveys:page"),
+    "tuning": UsePage("Training", "Tuning", "nautile.uses.tune.page:page"),
+    "classification": UsePage("Evaluation", "Classification", "nautile.uses.classify.page:page"),
+    "extraction": UsePage("Evaluation", "Extraction", "nautile.uses.extract.page:page"),
+    "surveys": UsePage("Evaluation", "Surveys", "nautile.uses.simulate.page:page"),
 }

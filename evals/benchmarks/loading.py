@@ -13,10 +13,10 @@ import httpx2  # the HTTP client under huggingface_hub
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.configs.evaluation import BenchmarkChoice
-from nautile.data.labelled.table import read_table
 from nautile.data.records import Rejected
 from nautile.data.sources.hub import OWN_DISK, TRANSIENT_STATUSES
 from nautile.data.sources.local_files import read_json_values
+from nautile.data.table import read_table
 from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES, Benchmark, choose, items_of
 from nautile.evals.benchmarks.items import BenchmarkItem
 from nautile.evals.benchmarks.stand_ins import STAND_INS

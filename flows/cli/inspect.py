@@ -258,7 +258,7 @@ def add(store: Store, folder: Path, kind: str) -> CatalogRow:
     Raises `ConfigError` if the folder is not a valid checkpoint or export.
     """
     # Imports JAX, which the other commands do not need.
-    from nautile.data.labelled.label_set import HEAD, LABELS, read_label_set
+    from nautile.data.label_set import HEAD, LABELS, read_label_set
     from nautile.model.weights.digests import DIGESTS, read_digests
     from nautile.model.weights.files import CONFIG, WEIGHTS, load_weights
 

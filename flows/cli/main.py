@@ -408,7 +408,7 @@ def compare(
     show_as(comparison, as_json, lambda comparison: comparison_view(comparison, changed))
 
 
-MARKUP = "markdown"  # the default mode drops names of tables such as [launch], as if they were markup
+MARKUP: Literal["markdown"] = "markdown"  # the default mode drops names of tables such as [launch], as if they were markup
 
 
 class CommandByReference(TyperCommand):

@@ -12,7 +12,7 @@ from pathlib import Path
 from nautile.common.errors import ConfigError
 from nautile.common.files import sha256_of, write_text
 from nautile.data.distill.parquet import write_parquet
-from nautile.data.labelled.label_set import LabelSet, read_label_set
+from nautile.data.label_set import LabelSet, read_label_set
 from nautile.model.exports.formats import FORMATS
 from nautile.store.artifacts import Artifact, Store
 from nautile.tasks.reporting.dataset_card import dataset_card

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nautile.common.files import write_text
 from nautile.data.chat_template import encode_prompt
-from nautile.data.labelled.label_set import copy_label_set
+from nautile.data.label_set import copy_label_set
 from nautile.data.tokenizer import tokenizer_for
 from nautile.model.exports.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, tokenizer_json
 from nautile.model.weights.files import load_weights, refuse_occupied, save_weights

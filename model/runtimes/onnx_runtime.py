@@ -32,8 +32,8 @@ from nautile.model.decoding.slots import (
 )
 from nautile.model.exports.onnx.folder import check_digests
 from nautile.model.exports.onnx.signature import HIDDEN, PAST, sca_shapes
+from nautile.model.features import Pooling, refuse_unreadable
 from nautile.model.runtimes.onnx_sessions import load_sessions
-from nautile.model.tuning.features import Pooling, refuse_unreadable
 from nautile.model.weights.files import CONFIG, read_config
 
 STREAM_STRIDE = 4  # tokens per part of a streamed reply
@@ -83,7 +83,7 @@ class OnnxRuntime:
         return state.pop("logits"), state
 
     def pooled_states(self, texts: Sequence[Sequence[int]], pooling: Pooling) -> np.ndarray:
-        """As `model.tuning.features.pooled_states`: features for a head, float32 [texts, D].
+        """As `model.features.pooled_states`: features for a head, float32 [texts, D].
 
         One text at a time, because the matrix products of its tokens already keep the cores busy. Raises ConfigError
         for a text that is empty or over the context, and if the graphs have no output of hidden states.

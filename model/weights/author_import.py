@@ -14,7 +14,7 @@ import numpy as np
 
 from nautile.common.errors import ConfigError
 from nautile.configs.model import ModelConfig, TokenizerConfig
-from nautile.data.labelled.label_set import copy_label_set
+from nautile.data.label_set import copy_label_set
 from nautile.model.layers.common import Params
 from nautile.model.weights.author_config import read_author_config
 from nautile.model.weights.author_files import TensorFile, check_digests, tensor_files

@@ -9,7 +9,7 @@ from typing import Any
 
 from nautile.common.files import read_json
 from nautile.configs.model import ModelConfig
-from nautile.data.labelled.label_set import read_label_set
+from nautile.data.label_set import read_label_set
 from nautile.data.tokens.source_reading import READING
 from nautile.evals.scoring.scores import Scores
 from nautile.evals.tables.ladder import ladder

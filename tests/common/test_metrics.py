@@ -8,7 +8,7 @@ import pytest
 from nautile.common.metrics import GLOSSARY, document, metric
 
 ROOT = Path(__file__).resolve().parents[2]
-REPORTERS = ("data", "evals", "model", "rl", "tasks")
+REPORTERS = ("data", "evals", "model", "rl", "tasks", "uses")
 
 
 def literal_names():

@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 
 from nautile.common.files import write_text
 from nautile.configs.load import load
-from nautile.data.labelled.label_set import LabelSet, write_label_set
+from nautile.data.label_set import LabelSet, write_label_set
 from nautile.store.artifacts import Store
 from nautile.tasks.reporting.dataset_card import dataset_card
 from nautile.tasks.reporting.model_card import Publication, Snippet, model_card

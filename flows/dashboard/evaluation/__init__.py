@@ -1,1 +1,1 @@
-"""Pages about what a model can do: benchmarks, extraction, surveys."""
+"""Pages about what a model can do: benchmarks."""

@@ -1,1 +1,1 @@
-"""Pages about what makes a model: curves, texts, rollouts, distillation, tuning."""
+"""Pages about what makes a model: curves, texts, rollouts, distillation."""

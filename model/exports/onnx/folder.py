@@ -12,7 +12,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import read_bounded_json, sha256_of, write_text
 from nautile.configs.model import ModelConfig
 from nautile.data.chat_template import encode_prompt
-from nautile.data.labelled.label_set import copy_label_set, read_label_set
+from nautile.data.label_set import copy_label_set, read_label_set
 from nautile.model.exports.tokenizer_files import TOKENIZER, load_with_tokenizer, tokenizer_json
 from nautile.model.weights.digests import DIGESTS, first_fault, read_digests, write_digests
 from nautile.model.weights.files import CONFIG, FORMAT, refuse_occupied

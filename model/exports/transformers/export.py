@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from nautile.common.files import atomic_path, write_text
 from nautile.configs.model import ModelConfig, TokenizerConfig
-from nautile.data.labelled.label_set import copy_label_set, refuse_head
+from nautile.data.label_set import copy_label_set, refuse_head
 from nautile.data.tokenizer import Tokenizer
 from nautile.model.exports.tokenizer_files import PAD, TOKENIZER, TOKENIZER_CONFIG, load_with_tokenizer, tokenizer_json
 from nautile.model.weights.author_config import author_fields

@@ -16,7 +16,7 @@ from pathlib import Path
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.files import write_text
 from nautile.data.chat_template import encode_prompt
-from nautile.data.labelled.label_set import refuse_head
+from nautile.data.label_set import refuse_head
 from nautile.data.tokenizer import Tokenizer, tokenizer_for
 from nautile.model.exports.onnx.folder import PROMPT, STEP, WEIGHTS, export_onnx
 from nautile.model.weights.digests import read_digests, write_digests

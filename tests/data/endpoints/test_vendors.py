@@ -15,7 +15,7 @@ from tests.support.servers.fake_embeddings import FakeEmbeddings
 from tests.support.servers.fake_openai import FakeOpenAI
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("common", "configs", "data", "model", "evals", "rl", "tasks", "flows", "store")
+PACKAGES = ("common", "configs", "data", "model", "evals", "rl", "tasks", "flows", "uses", "store")
 SDKS = {"openai", "mistralai"}
 OF_VENDORS = {"configs/vendors.py", "data/endpoints/openai_client.py", "data/endpoints/mistral_client.py"}
 OF_VENDORS.add("rl/checker/marks.py")  # the program itself

@@ -352,8 +352,8 @@ def test_a_message_has_no_terminal_escapes(nautile):
 @pytest.mark.parametrize(
     ("words", "function"),
     [
-        (("tune", "my.toml", "--force"), "nautile.flows.cli.uses.tune.run_tune"),
-        (("distill", "--label", "my.toml", "--force"), "nautile.flows.cli.uses.label.label_texts"),
+        (("tune", "my.toml", "--force"), "nautile.uses.tune.command.run_tune"),
+        (("distill", "--label", "my.toml", "--force"), "nautile.uses.label.command.label_texts"),
     ],
 )
 def test_a_forced_step_is_resumed_by_force(nautile, monkeypatch, words, function):

@@ -106,7 +106,7 @@ def test_a_run_brings_its_server_along_whatever_folders_and_proxies_there_are(ma
     store, cwd = tmp_path / "store", tmp_path / "work"
     shutil.copytree(made[0].root, store)
     shutil.copytree(prefect_home, store / "prefect")
-    for name in ("nautile", "common", "configs", "data", "evals", "flows", "model", "rl", "store", "tasks"):
+    for name in ("nautile", "common", "configs", "data", "evals", "flows", "model", "rl", "store", "tasks", "uses"):
         (cwd / name).mkdir(parents=True)
         (cwd / name / "__init__.py").write_text("raise SystemExit('imported from the working directory')")
     proxies = {"HTTP_PROXY": "http://127.0.0.1:9", "all_proxy": "socks5://127.0.0.1:9", "no_proxy": "a.example"}

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from nautile.common.events import silent
-from nautile.configs.survey import SimulateConfig
-from nautile.data.surveys.prompts import option_orders
-from nautile.data.surveys.reading import parse_survey
-from nautile.evals.opinions.probabilities import Opinion
-from nautile.tasks import simulate as simulate_task
 from nautile.tasks.engine.job import Job
+from nautile.uses.simulate import stage as simulate_task
+from nautile.uses.simulate.config import SimulateConfig
+from nautile.uses.simulate.probabilities import Opinion
+from nautile.uses.simulate.prompts import option_orders
+from nautile.uses.simulate.reading import parse_survey
 
 PEOPLE = 150  # more than two chunks
 SURVEY = {

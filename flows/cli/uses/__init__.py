@@ -1,1 +1,0 @@
-"""Commands for the uses of a model."""

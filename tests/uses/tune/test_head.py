@@ -1,0 +1,51 @@
+"""Features of the frozen model and the linear head on them."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from nautile.common.errors import ConfigError
+from nautile.model.features import pooled_states
+from nautile.model.nautile import forward
+from nautile.uses.tune.head import Head, fit_head, load_head, save_head
+
+
+@pytest.mark.slow
+def test_features_are_the_states_of_the_texts_whatever_shares_their_batch(config, params):
+    texts = [[5, 6, 7], [9], [11, 12, 13, 14, 15, 16]]
+    tokens = jnp.array([texts[0]])
+    hidden = np.asarray(forward(params, config, tokens, jnp.ones_like(tokens), jnp.arange(3)[None]))[0]
+    for pooling, expected in (("last", hidden[-1]), ("mean", hidden.mean(axis=0))):
+        features = pooled_states(params, config, texts, 2, pooling)
+        np.testing.assert_allclose(features[0], expected, atol=1e-5)
+        np.testing.assert_allclose(pooled_states(params, config, texts[::-1], 2, pooling)[::-1], features, atol=1e-5)
+    with pytest.raises(ConfigError, match="text 2 has 0 tokens"):
+        pooled_states(params, config, [[1], []], 2)
+
+
+@pytest.mark.parametrize("labels", [2, 3])
+def test_a_head_gives_the_probabilities_of_the_regression_on_standardised_features(labels):
+    rng = np.random.default_rng(0)
+    targets = np.arange(60) % labels
+    features = (rng.normal(size=(60, 5)) + targets[:, None]).astype(np.float32) * [1, 10, 0.1, 3, 5] + 7
+    head = fit_head(features, targets, labels, 0.5)
+    scaled = (features - features.mean(axis=0)) / (features.std(axis=0) + 1e-6)
+    expected = LogisticRegression(C=0.5, max_iter=1000).fit(scaled, targets).predict_log_proba(scaled)
+    logits = head.logits(features)
+    np.testing.assert_allclose(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)), expected, atol=1e-4)
+    with pytest.raises(ValueError, match="rows of 1 labels"):
+        fit_head(features, np.zeros(60, int), labels, 0.5)
+
+
+def test_a_head_of_another_model_is_refused(tmp_path):
+    path = tmp_path / "head.safetensors"
+    head = Head(np.arange(6, dtype=np.float32).reshape(3, 2), np.ones(2, np.float32))
+    save_head(path, head)
+    np.testing.assert_array_equal(load_head(path, 3, 2).weight_DC, head.weight_DC)
+    for width, labels in ((4, 2), (3, 3)):
+        with pytest.raises(ConfigError, match="model and labels need"):
+            load_head(path, width, labels)
+    path.write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match="cannot be read as the head"):
+        load_head(path, 3, 2)

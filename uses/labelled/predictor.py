@@ -1,0 +1,107 @@
+"""Predict labels of texts: calibrated probabilities from a tuned head, or from the likelihoods of the labels."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from nautile.common.errors import ConfigError
+from nautile.configs.model import ModelConfig
+from nautile.data.label_set import HEAD, LABELS, LabelSet, read_label_set
+from nautile.data.tokenizer import Tokenizer, tokenizer_for
+from nautile.model.decoding.shared_prefix import SharedPrefixScorer
+from nautile.model.exports.onnx.folder import is_onnx_export
+from nautile.model.features import Pooling, pooled_states
+from nautile.model.layers.common import Params
+from nautile.model.runtimes.onnx_runtime import OnnxRuntime, OnnxScorer
+from nautile.model.weights.files import CONFIG, load_weights, read_config
+from nautile.uses.labelled.calibration import probabilities
+from nautile.uses.labelled.prompts import cut
+from nautile.uses.labelled.verbalised import ContinuationScorer, label_logprobs
+from nautile.uses.tune.head import load_head
+
+
+class LabelPredictor:
+    """A tuned checkpoint, or its export for onnxruntime, as a classifier of `rows` texts at once.
+
+    `labels`: by default those that it was tuned for; others are scored by likelihood. Raises `ConfigError` for a folder
+    that is not a checkpoint, or not tuned for labels.
+    """
+
+    def __init__(self, folder: Path, rows: int, labels: LabelSet | None = None) -> None:
+        labels = labels or read_label_set(folder)
+        if labels is None or labels.form != "label":
+            kind = f"was tuned for {labels.form}" if labels else f"has no {LABELS}"
+            raise ConfigError(f"{folder} {kind}, so it cannot classify; `nautile tune` makes a checkpoint that can")
+        self.labels = labels
+        self._head = (
+            load_head(folder / HEAD, read_config(folder / CONFIG)[0].width, len(labels.labels))
+            if labels.method == "head"
+            else None
+        )
+        # A head needs pooled features, other methods a scorer of the labels' likelihoods.
+        self._scorer: ContinuationScorer | None = None
+        self._pooled: Callable[[Sequence[Sequence[int]], Pooling], np.ndarray]
+        if is_onnx_export(folder):
+            runtime = OnnxRuntime(folder)
+            self._model, tokenizer = runtime.config, runtime.tokenizer
+            self._pooled = runtime.pooled_states
+            if self._head is None:
+                self._scorer = OnnxScorer(runtime, rows)
+        else:
+            params, self._model, tokenizer = load_weights(folder)
+            self._pooled = lambda ids, pooling: pooled_states(params, self._model, ids, rows, pooling)
+            if self._head is None:
+                self._scorer = SharedPrefixScorer(params, self._model, rows)
+        self._tokenizer = tokenizer_for(tokenizer)
+
+    def is_cut(self, text: str) -> bool:
+        """Whether a text has more tokens than are read of it."""
+        longest = self.labels.longest if self._head is None else readable(self.labels, self._model)
+        return len(self._tokenizer.encode(text.strip())) > longest
+
+    def probabilities(self, texts: Sequence[str]) -> np.ndarray:
+        """Calibrated probabilities of `labels.labels`, float64 [texts, labels]."""
+        if self._head is not None:
+            ids = feature_ids(self._model, self._tokenizer, self.labels, texts)
+            features = self._pooled(ids, self.labels.pooling)
+            logits = self._head.logits(features)
+        else:
+            assert self._scorer is not None
+            logits = likelihood_logits(self._scorer, self._model, self._tokenizer, self.labels, texts)
+        return probabilities(logits, self.labels.temperature)
+
+
+def text_features(
+    params: Params,
+    model: ModelConfig,
+    tokenizer: Tokenizer,
+    labels: LabelSet,
+    texts: Sequence[str],
+    rows: int,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> np.ndarray:
+    """Features of texts for a head, float32 [texts, D]: of the bare text after the end-of-text token."""
+    return pooled_states(params, model, feature_ids(model, tokenizer, labels, texts), rows, labels.pooling, on_progress)
+
+
+def readable(labels: LabelSet, model: ModelConfig) -> int:
+    """The tokens of a text that a head reads: one place of the context is for the end-of-text token before it."""
+    return min(labels.longest, model.context - 1)
+
+
+def feature_ids(model: ModelConfig, tokenizer: Tokenizer, labels: LabelSet, texts: Sequence[str]) -> list[list[int]]:
+    """The token ids from which the features of texts are computed."""
+    longest = readable(labels, model)
+    ids = [[tokenizer.end_of_text, *tokenizer.encode(cut(tokenizer, text, longest))] for text in texts]
+    return [text[: model.context] for text in ids]  # a truncated text may be tokenised into more tokens than before
+
+
+def likelihood_logits(
+    scorer: ContinuationScorer, model: ModelConfig, tokenizer: Tokenizer, labels: LabelSet, texts: Sequence[str]
+) -> np.ndarray:
+    """log p(label | text) minus the label's bias, in nats, float64 [texts, labels]."""
+    logprobs = label_logprobs(
+        scorer, tokenizer, labels.instructions, texts, labels.labels, longest=labels.longest, context=model.context
+    )
+    return logprobs - np.asarray(labels.bias) if labels.bias is not None else logprobs

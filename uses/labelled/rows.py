@@ -1,0 +1,280 @@
+"""Read labelled rows of every form from a file, a split of a Hub dataset at a commit, or a set in a package.
+
+A row that cannot be used is an error with its number, and not skipped: a labelled table is small enough to correct.
+"""
+
+import json
+import math
+import shutil
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nautile.common.errors import ConfigError
+from nautile.data.chat_template import THINK_END, THINK_START, parse_text
+from nautile.data.screening.words import fold
+from nautile.data.sources.hub import describe, fetch_hub_file, list_hub_files, named_in_errors
+from nautile.data.sources.wikipedia import articles
+from nautile.data.table import READABLE, Table, is_missing, read_table, require_columns, text_value
+from nautile.uses.labelled.sentences import read_sentences
+from nautile.uses.labelled.spans import entity_json, entity_row, spans_of_tags
+from nautile.uses.tune.config import LabelledDataConfig
+
+MOST_SHOWN = 12  # labels in a message
+
+Form = Literal["label", "entities", "chat", "opinions", "text"]
+
+
+@dataclass(frozen=True)
+class LabelledRow:
+    """A text and its training target.
+
+    `reasoning`: before a reply of form "chat". `target`: the label, the reply, or the JSON of the entities; empty
+    for the forms "text" and "opinions". Form "opinions" has `options` and the `shares` of the people who chose each,
+    which sum to 1. `source`: rows of the same source stay in one split. `number`: of the row in its data, from 1.
+    """
+
+    text: str
+    target: str
+    source: str
+    number: int
+    options: tuple[str, ...] = ()
+    shares: tuple[float, ...] = ()
+    reasoning: str = ""
+
+
+def read_rows(
+    config: LabelledDataConfig, form: Form, work: Path, files: Mapping[str, str] | None = None
+) -> list[LabelledRow]:
+    """Read all rows of `config`, in order.
+
+    `work`: a folder for downloads from the Hub, which are removed. `files`: expected sha256 of local files by path.
+    Raises `ConfigError` with the row's number for data that cannot be used, `Retryable` if the Hub does not answer.
+    """
+    if config.reader in ("wikipedia_topics", "labelled_sentences") and form not in ("label", "text"):
+        raise ConfigError(f"{config.label}: has labels, and no rows of form {form!r}")
+    if config.reader == "wikipedia_topics":
+        # The 11 topics of the list of vital articles. An offline run has been pretrained on these texts.
+        with_topic = [article for article in articles() if article.topic not in (None, "Uncategorized")]
+        return [LabelledRow(row.extract, str(row.topic), row.title, i) for i, row in enumerate(with_topic, 1)]
+    if config.reader == "labels":
+        raise ConfigError(f"{config.label}: is an artifact of the store; `nautile tune` takes it as `tune.data`")
+    builders = {
+        "label": _label_rows, "entities": _entity_rows, "chat": _chat_rows, "opinions": _opinion_rows,
+        "text": _text_rows,
+    }  # fmt: skip
+    rows: list[LabelledRow] = []
+    # Rows are numbered through all files; a builder gets the number of rows before its table.
+    for where, table in _tables(config, work, files or {}):
+        builder = builders[form]
+        rows += builder(config, table, where, len(rows))
+    return rows
+
+
+def check_known(rows: Sequence[LabelledRow], labels: Sequence[str], where: str) -> None:
+    """Raise `ConfigError` if a row's label is none of `labels`; the message counts such rows."""
+    known_labels = set(labels)
+    unknown = [row for row in rows if row.target not in known_labels]
+    if unknown:
+        label_list = ", ".join(map(repr, labels[:MOST_SHOWN]))
+        if len(labels) > MOST_SHOWN:
+            label_list += f" and {len(labels) - MOST_SHOWN} more"
+        raise ConfigError(
+            f"{where}: row {unknown[0].number} has the label {unknown[0].target!r}, which was not learnt "
+            f"({len(unknown)} of {len(rows)} rows have such labels); known are {label_list}"
+        )
+
+
+def _tables(config: LabelledDataConfig, work: Path, files: Mapping[str, str]) -> list[tuple[str, Table]]:
+    """(name for messages, table) of each file of the data."""
+    if config.reader == "labelled_sentences":
+        return read_sentences(config, files.get(config.path, ""))
+    if config.reader != "hub":
+        table = read_table(
+            config.path, sha256=files.get(config.path, ""), delimiter=config.delimiter, header=config.header
+        )
+        return [(config.path, table)]
+    tables = []
+    for file in list_hub_files(config):
+        where = describe(config, file.path)
+        if not file.path.endswith(READABLE):
+            raise ConfigError(f"{where}: is none of {', '.join(READABLE)}")
+        folder = work / f"hub-{file.item}"
+        path = fetch_hub_file(config, file, folder)
+        try:
+            with named_in_errors(path, where):
+                tables.append((where, read_table(path, delimiter=config.delimiter, header=config.header)))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    if not tables:
+        raise ConfigError(f"{describe(config)}: the split {config.split!r} has no file")
+    return tables
+
+
+def _label_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
+    """Rows of form "label": a text and a label, by name, class number or cut."""
+    needed = [config.text_column, config.label_column, *([config.source_column] if config.source_column else [])]
+    require_columns(where, table.columns, needed)
+    names = config.label_names or tuple(table.classes.get(config.label_column, ()))
+    rows = []
+    for number, row in enumerate(table.rows, before + 1):
+        row_name = f"{where}: row {number}"
+        text = text_value(row, config.text_column, row_name)
+        label = _label(row[config.label_column], names, config.cuts, f"{row_name}, column {config.label_column!r}")
+        source = str(row[config.source_column]) if config.source_column else text
+        rows.append(LabelledRow(text, label, source, number))
+    if not names:  # names that are declared are meant
+        _refuse_alike(rows, where)
+    return rows
+
+
+def _refuse_alike(rows: Sequence[LabelledRow], where: str) -> None:
+    """Raise `ConfigError` for labels that differ only in case, space or form, and for the text `nan` among numbers."""
+    spellings: dict[str, LabelledRow] = {}
+    for row in rows:
+        spelling = " ".join(fold(row.target).split())
+        # One file has class numbers as 1, another as 1.0.
+        first = spellings.setdefault(spelling.removesuffix(".0") if _is_number(spelling) else spelling, row)
+        if first.target != row.target:
+            raise ConfigError(
+                f"{where}: the labels {first.target!r} (row {first.number}) and {row.target!r} (row {row.number}) "
+                "differ only in case, space or form, and would be two classes: write them alike"
+            )
+    # Pandas writes a missing number as `nan`.
+    if "nan" in spellings and len(spellings) > 1 and all(_is_number(spelling) for spelling in spellings):
+        raise ConfigError(f"{where}: row {spellings['nan'].number}: has no label ({spellings['nan'].target!r})")
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is a decimal number, NaN included."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _text_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
+    """Rows of form "text": texts without a target."""
+    require_columns(where, table.columns, [config.text_column])
+    texts = [text_value(row, config.text_column, f"{where}: row {n}") for n, row in enumerate(table.rows, before + 1)]
+    return [LabelledRow(text, "", text, number) for number, text in enumerate(texts, before + 1)]
+
+
+def _label(value: Any, names: Sequence[str], cuts: Sequence[float], where: str) -> str:
+    """The label of a value: by `cuts` of a number, else one of `names`, by name or number, else the value itself."""
+    if is_missing(value) or isinstance(value, list | dict):
+        raise ConfigError(f"{where}: has no label")
+    if cuts:
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise ConfigError(f"{where}: {str(value)[:40]!r} is not a number, but `cuts` are set") from None
+        # A missing number is NaN in Parquet, and the text "nan" in many a CSV. It compares with no cut, so `bisect`
+        # would put it into the last class.
+        if math.isnan(number):
+            raise ConfigError(f"{where}: has no label")
+        return names[bisect_right(cuts, number)]
+    if names and str(value) not in names:
+        index = int(value) if isinstance(value, int) or str(value).isdecimal() else -1
+        if not 0 <= index < len(names):
+            raise ConfigError(f"{where}: {value!r} is none of the {len(names)} classes (a split without labels?)")
+        return names[index]
+    return str(value).strip()
+
+
+def _entity_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
+    """Rows of form "entities": a text with a list of {text, label}, or tokens with BIO tags by number or name."""
+    column = config.label_column
+    if column == "label" and "entities" in table.columns:
+        column = "entities"
+    require_columns(where, table.columns, [config.text_column, column])
+    tags = config.label_names or tuple(table.classes.get(column, ()))
+    rows = []
+    for number, row in enumerate(table.rows, before + 1):
+        row_name = f"{where}: row {number}"
+        if isinstance(row[config.text_column], list):
+            text, entities = spans_of_tags(row[config.text_column], row[column], tags, row_name)
+        else:
+            text = text_value(row, config.text_column, row_name)
+            entities = entity_row(text, row[column], row_name)
+        rows.append(LabelledRow(text, entity_json(entities), text, number))
+    return rows
+
+
+def _chat_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
+    """Rows of form "chat": `messages`, a list of {role, content} that ends with the assistant's reply.
+
+    The model's template has a single turn, so a system message and earlier turns are put before the last question. The
+    reply's reasoning is its `reasoning_content`, or stands in its content, as `<think>…</think>`; that of earlier turns
+    is left out, as the models that write it do.
+    """
+    require_columns(where, table.columns, ["messages"])
+    rows = []
+    for number, row in enumerate(table.rows, before + 1):
+        row_name = f"{where}: row {number}"
+        messages = _parsed(row["messages"])
+        valid = isinstance(messages, list) and len(messages) > 1 and all(_is_message(message) for message in messages)
+        if not valid or (messages[-2]["role"], messages[-1]["role"]) != ("user", "assistant"):
+            raise ConfigError(
+                f"{row_name}: `messages` must be a list of {{role, content}} that ends with a user's and an "
+                "assistant's, none of them empty"
+            )
+        query = "\n\n".join(_reply(message, row_name)[1] for message in messages[:-1])
+        reasoning, answer = _reply(messages[-1], row_name)
+        rows.append(LabelledRow(query, answer, query, number, reasoning=reasoning))
+    return rows
+
+
+def _reply(message: Mapping[str, Any], row_name: str) -> tuple[str, str]:
+    """The reasoning and the answer of a message; the reasoning is empty except for an assistant's."""
+    if message["role"] != "assistant":
+        return "", message["content"]
+    reasoning, answer = message.get("reasoning_content") or message.get("reasoning") or "", message["content"]
+    if not isinstance(reasoning, str):
+        raise ConfigError(f"{row_name}: `reasoning_content` must be a text")
+    if THINK_START.match(answer) or THINK_END.search(answer):
+        reply = parse_text(answer)
+        if not reply.answer:
+            raise ConfigError(f"{row_name}: the assistant's content is all reasoning, without an answer after its end")
+        if reasoning.strip() not in ("", reply.reasoning):
+            raise ConfigError(f"{row_name}: the reply has two reasonings, in its content and in `reasoning_content`")
+        reasoning, answer = reply.reasoning, reply.answer
+    return reasoning.strip(), answer
+
+
+def _parsed(value: Any) -> Any:
+    """A value of a column of lists, which a CSV has as JSON; None if it is a text that is no JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, dict) or message.get("role") not in ("system", "user", "assistant"):
+        return False
+    return isinstance(message.get("content"), str) and bool(message["content"].strip())
+
+
+def _opinion_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
+    """Rows of form "opinions": `prompt`, `options` (texts) and `shares` or counts of the people who chose each."""
+    require_columns(where, table.columns, ["prompt", "options", "shares"])
+    rows = []
+    for number, row in enumerate(table.rows, before + 1):
+        row_name = f"{where}: row {number}"
+        prompt = text_value(row, "prompt", row_name)
+        options, shares = (_parsed(row[column]) for column in ("options", "shares"))
+        if not isinstance(options, list) or len(options) < 2 or not all(isinstance(o, str) and o for o in options):
+            raise ConfigError(f"{row_name}: `options` must be at least two texts")
+        valid = isinstance(shares, list) and all(isinstance(s, int | float) and 0 <= s < 1e300 for s in shares)
+        if not valid or len(shares) != len(options) or not sum(shares) > 0:
+            raise ConfigError(f"{row_name}: `shares` must be {len(options)} numbers from 0 on, not all of them 0")
+        total = float(sum(shares))
+        source = str(row[config.source_column]) if config.source_column else prompt
+        rows.append(LabelledRow(prompt, "", source, number, tuple(options), tuple(s / total for s in shares)))
+    return rows
