@@ -1,8 +1,9 @@
 """Commands and dashboard pages of the uses of a model, by reference: `module:name`, imported when it is used.
 
-Nothing else of `flows` knows of them.
+Nothing else of `flows` knows of them. Without the folder `uses` there are none, and everything else works.
 """
 
+from importlib.util import find_spec
 from typing import NamedTuple
 
 
@@ -49,3 +50,6 @@ PAGES = {  # address -> page
     "extraction": UsePage("Evaluation", "Extraction", "nautile.uses.extract.page:page"),
     "surveys": UsePage("Evaluation", "Surveys", "nautile.uses.simulate.page:page"),
 }
+if find_spec("nautile.uses") is None:
+    COMMANDS.clear()
+    PAGES.clear()

@@ -60,3 +60,21 @@ def test_a_wheel_has_every_file_and_runs_beside_folders_of_the_same_names(tmp_pa
     assert (file, found) == (str(place / "nautile" / "__init__.py"), [])
     assert steps > 10
     assert path_of_children.split(os.pathsep)[0] == str(place)  # the parent of the package, not its own folder
+
+
+@pytest.mark.slow
+def test_without_the_uses_everything_else_is_imported_and_their_commands_and_pages_are_gone(tmp_path):
+    (tmp_path / "nautile").mkdir()
+    for name in {*FOLDERS} - {"uses"}:
+        (tmp_path / "nautile" / name).symlink_to(ROOT / name)
+    shutil.copy(ROOT / "src" / "nautile" / "__init__.py", tmp_path / "nautile")
+    program = (
+        "from nautile.flows.cli.main import PANELS; from nautile.flows.dashboard.pages import PAGES\n"
+        "from nautile.configs.keys import key_fields; import nautile.flows.operate.deployments\n"
+        "assert 'Use' not in PANELS and 'overview' in PAGES and 'tuning' not in PAGES"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

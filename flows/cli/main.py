@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -408,7 +408,8 @@ def compare(
     show_as(comparison, as_json, lambda comparison: comparison_view(comparison, changed))
 
 
-MARKUP: Literal["markdown"] = "markdown"  # the default mode drops names of tables such as [launch], as if they were markup
+# The default mode drops names of tables such as [launch], as if they were markup.
+MARKUP: Literal["markdown"] = "markdown"
 
 
 class CommandByReference(TyperCommand):
@@ -462,7 +463,7 @@ PANELS: dict[str, dict[str, Callable[..., Any] | typer.Typer | UseCommand]] = {
         "import": import_,
         "publish": publish,
     },
-    "Use": {**COMMANDS},
+    **({"Use": {**COMMANDS}} if COMMANDS else {}),
     "Operate": {
         "deploy": deploy,
         "up": up,

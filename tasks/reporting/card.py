@@ -6,11 +6,12 @@ goes through a filter: `table`, `rows`, `code`, `fenced`.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from nautile.common.text import dollars, duration, fenced, markdown_table, markdown_text, visible
 from nautile.evals.tables.results import ResultTable, to_markdown
-from nautile.tasks.reporting.render import template_environment
+from nautile.tasks.reporting.render import TEMPLATES, template_environment
 
 NOT_RECORDED = "not recorded"
 
@@ -19,11 +20,11 @@ class Markup(str):
     """Markdown that is not escaped."""
 
 
-def card(template: str, front_matter: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """Render a template of this folder with `facts`, after `front_matter` as YAML."""
+def card(template: str, front_matter: Mapping[str, Any], facts: Mapping[str, Any], folder: Path = TEMPLATES) -> str:
+    """Render a template of `folder` with `facts`, after `front_matter` as YAML."""
     from huggingface_hub.utils import yaml_dump
 
-    environment = template_environment(autoescape=False, finalize=_escaped)
+    environment = template_environment(autoescape=False, folder=folder, finalize=_escaped)
     environment.filters |= {
         "table": _table,
         "rows": _rows,

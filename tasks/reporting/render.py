@@ -19,6 +19,8 @@ from nautile.evals.tables.svg import table_figure
 from nautile.tasks.reporting.blocks import ReportBlock, ReportSection
 from nautile.tasks.reporting.charts import svg
 
+TEMPLATES = Path(__file__).parent
+
 
 def html_page(title: str, subtitle: str, sections: Sequence[ReportSection]) -> str:
     """Render the HTML page."""
@@ -49,10 +51,10 @@ def write_table(folder: Path, name: str, table: ResultTable) -> None:
     write_text(folder / f"{name}.svg", table_figure(table))
 
 
-def template_environment(autoescape: bool, **options: Any) -> Environment:
-    """The Jinja environment of all templates of this folder; a name without a value is an error."""
+def template_environment(autoescape: bool, folder: Path = TEMPLATES, **options: Any) -> Environment:
+    """The Jinja environment of all templates of a folder; a name without a value is an error."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader(folder),
         autoescape=autoescape,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -1,6 +1,7 @@
 """The card of a tuned model: its scores beside the baselines, how its answers are read, and its limits."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from nautile.tasks.reporting.card import card
@@ -53,4 +54,6 @@ def tuning_card(report: Mapping[str, Any], config: TuneConfig) -> str:
             "temperature": f"{chosen['temperature']:.3g}",
             "threshold": f"{chosen['threshold']:.3g}",
         }
-    return card("tuning_card.md.j2", {"tags": ["nautile", report["form"], report["method"]]}, facts)
+    return card(
+        "tuning_card.md.j2", {"tags": ["nautile", report["form"], report["method"]]}, facts, Path(__file__).parent
+    )

@@ -12,6 +12,7 @@ from nautile.flows.cli.document.page import document, schema_of
 from nautile.flows.cli.many.compare import compare_evaluations
 from nautile.flows.operate import questions
 from nautile.flows.operate.reconcile import Reconciled
+from nautile.flows.uses import COMMANDS
 from nautile.store.artifacts import Store
 from tests.support.samples.evaluations import checkpoint, evaluation
 
@@ -19,6 +20,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "commands.md"
 FROZEN = Path(__file__).parent / f"json_{VERSION}.json"  # the schemas of a version, as it was first documented
 
 
+@pytest.mark.skipif(not COMMANDS, reason="the page has the commands of the uses")
 def test_the_page_of_commands_is_current():
     assert PAGE.read_text(encoding="utf-8") == document(), "python -m nautile.flows.cli.document > docs/commands.md"
 
