@@ -101,9 +101,12 @@ def _own_settings(monkeypatch):
         monkeypatch.delenv(name)
 
 
-@pytest.fixture(scope="session")
-def two_runs(made, tmp_path_factory) -> Store:
-    """A store with the run `toy` of the toy chain, and one with its pretraining (`tests.support.stages.two_runs`)."""
-    store = Store(shutil.copytree(made[0].root, tmp_path_factory.mktemp("two") / "store"))
+@pytest.fixture
+def two_runs(made, tmp_path) -> Store:
+    """A store with the run `toy` of the toy chain, and one with its pretraining (`tests.support.stages.two_runs`).
+
+    One for each test, because tests add runs and sweeps to it.
+    """
+    store = Store(shutil.copytree(made[0].root, tmp_path / "two" / "store"))
     add_second_run(store, made[1])
     return store
