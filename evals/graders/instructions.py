@@ -17,12 +17,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import regex
+
 from nautile.common.errors import ConfigError
 from nautile.data.chat_template import ParsedReply
 from nautile.evals.graders.grading import Verdict
 
 logger = logging.getLogger(__name__)
 _MAX_CHARACTERS = 100_000
+_LONG, _LONG_S = 10_000, 5.0  # characters from which a search has a limit of time, and that limit
+_FAILURES: tuple[type[Exception], ...] = (
+    *(ValueError, TypeError, LookupError, AttributeError, RecursionError, AssertionError, TimeoutError),
+    *(re.error, regex.error),
+)
 _RNG = random.Random()  # for arguments that a checker does not accept and replaces by random ones
 
 
@@ -106,6 +113,36 @@ def check_known(names: Sequence[str], arguments: Sequence[Mapping[str, Any]], wh
             ) from None
 
 
+class _BoundedSearches:
+    """The functions of `re` that the checkers call, in bounded time: some patterns are quadratic in the text.
+
+    Only long texts are searched by the module `regex`, which has a timeout; it raises `TimeoutError`.
+    """
+
+    IGNORECASE, MULTILINE = re.IGNORECASE, re.MULTILINE
+
+    def compile(self, pattern: str) -> str:
+        """The pattern itself, so that the functions below see it."""
+        re.compile(pattern)
+        return pattern
+
+    def findall(self, pattern: str, text: str, flags: int = 0) -> list[Any]:
+        if len(text) < _LONG:
+            return re.findall(pattern, text, flags)
+        return regex.findall(pattern, text, int(flags), timeout=_LONG_S)
+
+    def search(self, pattern: str, text: str, flags: int = 0) -> Any:
+        if len(text) < _LONG:
+            return re.search(pattern, text, flags)
+        return regex.search(pattern, text, int(flags), timeout=_LONG_S)
+
+    def split(self, pattern: str, text: str) -> list[Any]:
+        return re.split(pattern, text) if len(text) < _LONG else regex.split(pattern, text, timeout=_LONG_S)
+
+    def sub(self, pattern: str, to: str, text: str) -> str:
+        return re.sub(pattern, to, text) if len(text) < _LONG else regex.sub(pattern, to, text, timeout=_LONG_S)
+
+
 @cache
 def _registry() -> dict[str, Any]:
     """Load IFEval's checkers by name, and everything that they would load lazily."""
@@ -122,6 +159,7 @@ def _registry() -> dict[str, Any]:
 
     langdetect.DetectorFactory.seed = 0  # otherwise its results are random
     instructions.random = instructions_util.random = _RNG
+    instructions.re = instructions_util.re = _BoundedSearches()
     with tempfile.TemporaryDirectory(prefix="nautile-nltk-") as folder:
         _write_sentence_model(Path(folder) / "tokenizers" / "punkt_tab" / "english")
         # Only while the model is loaded: NLTK keeps it in memory, and the folder is temporary.
@@ -175,9 +213,9 @@ def _all_follow(results: Sequence[bool | None]) -> bool | None:
 
 
 def _follows(checker: Any, answer: str) -> bool | None:
-    """Whether the checker accepts the answer. None if it raises, as some do on unusual text (IndexError, say)."""
+    """Whether the checker accepts the answer. None if it raises, as some do on unusual text, or takes too long."""
     try:
         return bool(checker.check_following(answer))
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, AssertionError, re.error) as error:
+    except _FAILURES as error:
         logger.warning("%s failed on %r: %s", type(checker).__name__, answer[:80], error)
         return None

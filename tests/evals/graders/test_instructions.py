@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from nautile.common.errors import ConfigError
 from nautile.data.chat_template import ParsedReply
+from nautile.evals.graders import instructions
 from nautile.evals.graders.instructions import _registry, are_compatible, check_known, describe, grade_instructions
 
 # One answer that keeps each instruction, one that breaks it: every one of IFEval's 25.
@@ -188,3 +189,23 @@ def test_a_keyword_that_is_no_pattern_is_refused_with_its_record_and_never_raise
     ):
         check_known([name], [arguments], "ifeval: record 3")
     assert not grade_instructions(ParsedReply("", "An (x.", True, True), "?", [name], [arguments])[0].strict
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "character"),
+    [("detectable_content:number_placeholders", {"num_placeholders": 2}, "["), ("detectable_format:title", {}, "<")],
+)
+def test_a_search_that_is_quadratic_in_a_long_reply_is_ended_and_not_graded(monkeypatch, name, arguments, character):
+    monkeypatch.setattr(instructions, "_LONG_S", 0.05)
+    reply = ParsedReply("", character * 100_000, True, True)
+    verdict, (result,) = grade_instructions(reply, "Write.", [name], [arguments])
+    assert (verdict.strict, verdict.problem, result.strict) == (None, "not_graded", None)
+
+
+@pytest.mark.parametrize("name", sorted(KEPT_AND_BROKEN))
+def test_long_replies_are_searched_with_the_same_results(monkeypatch, name):
+    arguments, kept, broken = KEPT_AND_BROKEN[name]
+    monkeypatch.setattr(instructions, "_LONG", 0)
+    for text, follows in ((kept, True), (broken, False)):
+        _, (result,) = grade_instructions(ParsedReply("", text, True, True), "Write.", [name], [arguments])
+        assert result.strict is follows
