@@ -191,16 +191,16 @@ class StagingMirror:
         target = self._folder.with_name(f".pull-{uuid.uuid4().hex}")
         with writing(self._files.store_root):
             target.mkdir(parents=True)
-            for name in snapshot["files"]:
+            # Another version may have sent what concerns its machine alone, under which this one must not publish.
+            names = [name for name in snapshot["files"] if _is_sent(name)]
+            for name in names:
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
             # If one is missing, a sender that has lost the lease may have replaced the snapshot in the meantime.
-            if not all(
-                self._remote.map(lambda name: self._fetch(f"{prefix}/{name}", target / name), snapshot["files"])
-            ):
+            if not all(self._remote.map(lambda name: self._fetch(f"{prefix}/{name}", target / name), names)):
                 logger.warning("%s/%s lacks files of its snapshot and is not used", self._remote.url, prefix)
                 shutil.rmtree(target)
                 return False
-            if self._files.log.exists() and LOG not in snapshot["files"]:
+            if self._files.log.exists() and LOG not in names:
                 self._files.log.rename(StagingFiles(target).log)  # a process may have the log open
             # A marker must not outlast, in a power cut, the results that it marks.
             for folder, _, _ in os.walk(target):
@@ -314,14 +314,20 @@ def _stamps(folder: Path) -> Stamps:
     stamps = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        hidden = "/." in f"/{name}" and not _STEP.fullmatch(name)
-        if hidden or name in _OF_THIS_MACHINE or _OF_RUNNING_ITEM.fullmatch(name) or _UNFINISHED_STEP.fullmatch(name):
+        if not _is_sent(name):
             continue
         with suppress(FileNotFoundError):
             status = path.lstat()
             if stat.S_ISREG(status.st_mode):
                 stamps[name] = [status.st_size, status.st_ctime_ns]
     return stamps
+
+
+def _is_sent(name: str) -> bool:
+    """Whether other machines get the file: it is not temporary, and concerns not only this machine or one process."""
+    hidden = "/." in f"/{name}" and not _STEP.fullmatch(name)
+    own = name in _OF_THIS_MACHINE or _OF_RUNNING_ITEM.fullmatch(name) or _UNFINISHED_STEP.fullmatch(name)
+    return not hidden and not own
 
 
 def _finished(files: Stamps) -> int | None:

@@ -201,6 +201,21 @@ def test_a_snapshot_that_was_not_finished_is_not_used(pair, monkeypatch):
     assert [path.name for path in (b.root / "staging").iterdir()] == []
 
 
+def test_what_concerns_the_machine_that_sent_it_alone_is_not_taken_over(pair):
+    """As that of another version: with its publication.json this machine would publish as the other one."""
+    a, b = pair
+    work = begun(a)
+    assert mirror(a).push()
+    (name,) = (name for name in a.remote.names(f"staging/{KEY}") if name.endswith(SNAPSHOT))
+    snapshot = json.loads(a.remote.read(f"staging/{KEY}/{name}", 10**6))
+    for own in ("publication.json", "uploads.json", "fan_outs/lease.json", "fan_outs/cut/items/1/log.txt"):
+        snapshot["files"][own] = [2, 0]
+        a.remote.write(f"staging/{KEY}/{own}", b"{}")
+    a.remote.write(f"staging/{KEY}/{name}", json.dumps(snapshot).encode())
+    assert mirror(b).pull()
+    assert contents(b) == work
+
+
 def test_a_snapshot_without_files_leaves_an_empty_folder(pair):
     _, b = pair
     content = {"id": "1", "progress": [0, 0], "files": {}}
