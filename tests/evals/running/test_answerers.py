@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 
@@ -13,6 +14,7 @@ from nautile.data.tokenizer import tokenizer_for
 from nautile.evals.running import answerers
 from nautile.evals.running.answerers import Answer, CheckpointAnswerer, SkippedQuestion
 from nautile.model.decoding.buckets import length_buckets
+from nautile.store.artifacts import Store
 from nautile.tasks.engine.job import Job
 from nautile.tasks.evaluate import evaluate, questions
 from tests.evals.running.conftest import RANKS
@@ -113,9 +115,15 @@ SECTION = {
 }
 
 
-def job(checkpoint, staging, emit=silent, **section):
-    inputs = {"checkpoint": checkpoint} if checkpoint else {}
-    return Job("evaluate", "k" * 64, "e", {**SECTION, **section}, inputs, staging, emit)
+def job(checkpoint, root, emit=silent, **section):
+    """An evaluation of a checkpoint of a store in `root`, whose training text is not known."""
+    store, inputs = Store(root), {}
+    if checkpoint:
+        folder = store.staging("c" * 64) / "output"
+        shutil.copytree(checkpoint, folder)
+        made = {"stage": "pretrain", "version": 1, "config": {}, "inputs": {}, "facts": {}}
+        inputs["checkpoint"] = store.publish("checkpoint", "c" * 64, folder, **made).path
+    return Job("evaluate", "e" * 64, "e", {**SECTION, **section}, inputs, store.staging("e" * 64), emit)
 
 
 def test_the_stage_writes_scores_rows_and_samples_and_continues(checkpoint, tmp_path):
@@ -159,6 +167,12 @@ def test_both_ways_are_asked_of_a_checkpoint(checkpoint, tmp_path):
     scores = json.loads((out / "scores.json").read_text())
     assert list(scores["likelihood"]) == ["wiki_choice"]
     assert scores["likelihood"]["wiki_choice"]["items"] == 6
+    note = "training text was not screened for it"  # nothing is known of the checkpoint's text
+    assert scores["likelihood"]["wiki_choice"]["not_screened"] == note
+    assert "Wikipedia choice (stand-in, not screened for)" in (out / "breakdown.md").read_text()
+    facts = json.loads((both.staging / "facts" / "evaluation.json").read_text())
+    assert facts["not_screened"] == {"wiki_choice": note}
+    assert scores["benchmarks"]["held_out"]["not_screened"] is None  # kept apart by a hash of the question
     assert "per byte" in scores["protocol"]["likelihood"]
     assert len((out / "likelihood.jsonl").read_text().splitlines()) == 6
     alone = {**SECTION["evaluate"], "ways": ["likelihood"], "benchmarks": ()}
