@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,9 @@ from nautile.model.decoding.buckets import length_buckets
 from nautile.store.artifacts import Store
 from nautile.tasks.engine.job import Job
 from nautile.tasks.evaluate import evaluate, questions
+from nautile.tasks.held_out import held_out
 from tests.evals.running.conftest import RANKS
+from tests.support.samples.stage_store import published
 
 pytestmark = pytest.mark.slow
 
@@ -178,6 +181,24 @@ def test_both_ways_are_asked_of_a_checkpoint(checkpoint, tmp_path):
     alone = {**SECTION["evaluate"], "ways": ["likelihood"], "benchmarks": ()}
     with pytest.raises(ConfigError, match="none of the benchmarks has answer options"):
         evaluate.work(job(checkpoint, tmp_path / "alone", evaluate=alone))
+
+
+def test_the_lineage_tells_which_questions_training_text_was_screened_for(checkpoint, tmp_path):
+    likelihood = {**SECTION["evaluate"], "ways": ["likelihood"], "held_out": None}
+    asked = job(checkpoint, tmp_path, evaluate=likelihood)
+    store = Store(tmp_path)
+    section = {"held_out": {"benchmarks": [{"name": "wiki_choice", "items": 2}]}}
+    gathered = Job("held_out", "q" * 64, "q", section, {}, store.staging("d" * 64), silent)
+    held_out.work(gathered)
+    given = {"stage": "toy", "version": 1, "config": {}, "facts": {}}
+    listed = store.publish("questions", "d" * 64, gathered.output("questions"), inputs={}, **given)
+    text = published(store, "tokens", "text", inputs={"questions": listed.full_id})
+    folder = store.staging("a" * 64) / "output"
+    shutil.copytree(checkpoint, folder)
+    trained = store.publish("checkpoint", "a" * 64, folder, inputs={"web": text.full_id}, **given)
+    evaluate.work(replace(asked, inputs={"checkpoint": trained.path}))
+    score = json.loads((asked.output("evaluation") / "scores.json").read_text())["likelihood"]["wiki_choice"]
+    assert score["not_screened"] == "training text was not screened for 4 of its 6 questions"
 
 
 @pytest.mark.parametrize(
