@@ -1,4 +1,7 @@
-"""The sections of evaluation and report: benchmarks, how models answer them, and other models to compare with."""
+"""The sections of what is held out, of evaluation and of the report.
+
+Benchmarks, how models answer them, and other models to compare with.
+"""
 
 from typing import Annotated, Literal
 
@@ -21,6 +24,18 @@ class BenchmarkChoice(Section):
     revision: str = ""  # a commit of the Hub; empty: the one pinned in the catalogue
     path: Worker[str] = ""  # a local file instead of the Hub
     bad_rows_share: Operational[Share] = 0.001  # share of invalid records to tolerate: they are skipped and reported
+
+
+class HeldOutConfig(Section):
+    """The benchmarks whose questions are kept out of training text: what is ingested, distilled, and drawn as problems.
+
+    All questions of a benchmark are held out, whatever `items` says; of a generated stand-in so many as `items`. The
+    order of the list changes nothing. A configuration without this section holds out what `[evaluate]` asks. A
+    benchmark that is asked and not held out is evaluated, and its scores say that training text was not screened for
+    it.
+    """
+
+    benchmarks: tuple[BenchmarkChoice, ...]
 
 
 class ModelUnderTest(Section):
@@ -54,9 +69,3 @@ class ReportConfig(Section):
 
     title: str = "Nautile"
     samples: PositiveInt = 12  # samples of each kind to show
-
-
-class HeldOutPart(Section):
-    """The section of the stage `held_out`: the benchmarks, and where each is read from."""
-
-    benchmarks: tuple[BenchmarkChoice, ...]

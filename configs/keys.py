@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from nautile.common.files import content_digests
 from nautile.configs.base import NotInKey, Section
 from nautile.configs.endpoint import EndpointConfig
-from nautile.configs.evaluation import HeldOutPart, ModelUnderTest
+from nautile.configs.evaluation import ModelUnderTest
 from nautile.configs.ingest import IngestPart
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.configs.operation import PlanConfig
@@ -35,7 +35,6 @@ LOCAL_READERS = ("parquet", "jsonl", "csv", "margins", "labelled_sentences")  # 
 PARTS: dict[str, Any] = {
     **{name: RunConfig.model_fields[name].annotation for name in SHIPPED if name in RunConfig.model_fields},
     "endpoints": dict[str, EndpointConfig],
-    "held_out": HeldOutPart,
     "ingest": IngestPart,
     "model": ModelConfig,
     "model_under_test": ModelUnderTest,

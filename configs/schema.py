@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError, create_model, mode
 from nautile.configs.base import Operational, Section, Seed, SeedName, TrainOn, Worker
 from nautile.configs.distill import DistillConfig, IndexConfig
 from nautile.configs.endpoint import EndpointConfig, check_fallbacks, check_writer, with_fallbacks
-from nautile.configs.evaluation import EvaluateConfig, ReportConfig
+from nautile.configs.evaluation import EvaluateConfig, HeldOutConfig, ReportConfig
 from nautile.configs.ingest import IngestConfig
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.configs.operation import (
@@ -91,6 +91,7 @@ class RunConfig(PluginSections):
     deploy: Operational[Worker[dict[Deployed, DeployConfig]]] = {}
     schedule: Operational[ScheduleConfig] = ScheduleConfig()
     endpoints: Worker[dict[str, EndpointConfig]] = {}
+    held_out: HeldOutConfig | None = None  # None: what `evaluate` asks
     ingest: IngestConfig
     index: IndexConfig | None = None  # with `[distill]`, which reads it: its defaults
     distill: DistillConfig | None = None

@@ -5,6 +5,7 @@ of its inputs. So all keys are known before anything runs. `nautile run`, `statu
 use this one list of steps.
 """
 
+import json
 import os
 import pkgutil
 import socket
@@ -21,6 +22,8 @@ from nautile.configs.evaluation import GENERATED_BENCHMARKS
 from nautile.configs.keys import with_local_files
 from nautile.configs.schema import DISTILLED, RunConfig
 from nautile.configs.training import TRAINED
+from nautile.evals.benchmarks.stand_ins import HELD_OUT
+from nautile.evals.benchmarks.versions import versions
 from nautile.tasks.align import align
 from nautile.tasks.distill import distill
 from nautile.tasks.engine.stage import Stage
@@ -201,7 +204,13 @@ def evaluate_section(config: RunConfig, endpoint: str | None = None) -> dict[str
     """The section of an evaluation: of a checkpoint, or of the model behind `endpoint` (one of `evaluate.models`)."""
     settings = config.evaluate.model_dump(mode="json")
     models = {model["endpoint"]: model for model in settings.pop("models")}
-    section = {"seeds": {"evaluation": config.effective_seeds["evaluation"]}, "evaluate": settings}
+    # Another parser or grader gives other scores: of the benchmarks that are asked, and of no others.
+    asked = [*(choice.name for choice in config.evaluate.benchmarks), *([HELD_OUT] if config.evaluate.held_out else [])]
+    section = {
+        "seeds": {"evaluation": config.effective_seeds["evaluation"]},
+        "evaluate": settings,
+        "versions": versions(asked),
+    }
     if endpoint is not None:
         section["model_under_test"] = models[endpoint]
         section["endpoints"] = {endpoint: config.endpoints[endpoint].model_dump(mode="json")}
@@ -275,13 +284,13 @@ def _exemplar_source(config: RunConfig) -> str:
 
 
 def _held_out_section(config: RunConfig) -> dict[str, Any]:
-    """The benchmarks without their `items` limits: all items are held out, also those that the evaluation skips.
+    """The benchmarks of `[held_out]`, else those that are asked, by name and without their `items` limits.
 
-    Generated benchmarks keep `items`, because it is the number of items that are generated. Only their questions depend
-    on a seed.
+    All items are held out, also those that the evaluation skips. Generated benchmarks keep `items`, because it is the
+    number of items that are generated. Only their questions depend on a seed.
     """
-    benchmarks = config.evaluate.model_dump(mode="json")["benchmarks"]
-    generated = [benchmark["name"] in GENERATED_BENCHMARKS for benchmark in benchmarks]
-    listed = [row if made else row | {"items": None} for row, made in zip(benchmarks, generated, strict=True)]
-    section: dict[str, Any] = {"held_out": {"benchmarks": listed}}
-    return section | ({"seeds": {"evaluation": config.effective_seeds["evaluation"]}} if any(generated) else {})
+    rows = (config.held_out or config.evaluate).model_dump(mode="json")["benchmarks"]
+    generated = {row["name"] for row in rows} & set(GENERATED_BENCHMARKS)
+    listed = [row if row["name"] in generated else row | {"items": None} for row in rows]
+    section: dict[str, Any] = {"held_out": {"benchmarks": sorted(listed, key=lambda row: json.dumps(row))}}
+    return section | ({"seeds": {"evaluation": config.effective_seeds["evaluation"]}} if generated else {})

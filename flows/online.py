@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from nautile.common.errors import ConfigError, Retryable
 from nautile.configs.distill import DistillConfig, EmbeddingConfig
 from nautile.configs.endpoint import EndpointConfig
-from nautile.configs.evaluation import EvaluateConfig
+from nautile.configs.evaluation import EvaluateConfig, HeldOutConfig
 from nautile.configs.ingest import IngestPart
 from nautile.configs.training import ProblemsConfig, ProblemSource
 from nautile.data.endpoints.endpoint import client_for, lists_model
@@ -46,7 +46,8 @@ class Answers:
 def hub_datasets(steps: Iterable[Step]) -> list[HubDataset]:
     """The datasets of the Hub that the steps read, each split once."""
     datasets: dict[tuple[str, str, str, str], HubDataset] = {}
-    for step in steps:
+    # What is asked and held out has the label of what is asked.
+    for step in sorted(steps, key=lambda step: step.stage.name == "held_out"):
         for dataset in _datasets_of(step):
             datasets.setdefault((dataset.path, dataset.subset, dataset.split, dataset.revision), dataset)
     return list(datasets.values())
@@ -145,12 +146,13 @@ def _datasets_of(step: Step) -> Iterator[HubDataset]:
             if prompts.source == "hub":
                 label = f"distill.prompt_sets {prompts.name!r}"
                 yield HubDataset(label, prompts.path, prompts.subset, prompts.split, prompts.revision)
-    if stage == "evaluate":
-        for choice in EvaluateConfig.model_validate(section["evaluate"]).benchmarks:
+    if stage in ("held_out", "evaluate"):
+        model = HeldOutConfig if stage == "held_out" else EvaluateConfig
+        for choice in model.model_validate(section[stage]).benchmarks:
             for name in () if choice.path else COMPOSITES.get(choice.name, (choice.name,)):
                 if benchmark := BENCHMARKS.get(name):  # a stand-in has no dataset
                     revision = choice.revision or benchmark.pinned
-                    label = f"evaluate.benchmarks {name!r}"
+                    label = f"{stage}.benchmarks {name!r}"
                     yield HubDataset(label, benchmark.hub, benchmark.subset, benchmark.split, revision)
     for name in ("problems", "answered", "held_out"):
         if fields := (section.get(stage) or {}).get(name):

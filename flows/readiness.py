@@ -15,7 +15,6 @@ from urllib.request import getproxies, proxy_bypass
 from nautile.common.errors import ConfigError, Retryable
 from nautile.configs.distill import DistillConfig, EmbeddingConfig
 from nautile.configs.endpoint import EndpointConfig
-from nautile.configs.evaluation import EvaluateConfig
 from nautile.configs.ingest import IngestPart
 from nautile.configs.operation import OperationConfig
 from nautile.data.distill.collect_prompts import check_set_sizes
@@ -63,9 +62,9 @@ def missing_settings(steps: Sequence[Step]) -> list[str]:
                     check_prompt_set(prompt_set)
                 except ConfigError as error:
                     lines.append(str(error))
-        if step.stage.name == "evaluate":
-            benchmarks = EvaluateConfig.model_validate(section["evaluate"]).benchmarks
-            gated = [b.name for b in benchmarks if b.name in BENCHMARKS and BENCHMARKS[b.name].gated]
+        if step.stage.name in ("held_out", "evaluate"):
+            names = [choice["name"] for choice in section[step.stage.name]["benchmarks"]]
+            gated = [name for name in names if name in BENCHMARKS and BENCHMARKS[name].gated]
             if gated:
                 from huggingface_hub import get_token  # takes 0.5 s to import
 

@@ -1,6 +1,7 @@
 """The `evaluate` stage (paper §5): from a checkpoint or an endpoint to an `evaluation`: scores, rows, tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from statistics import quantiles
@@ -15,22 +16,30 @@ from nautile.data.endpoints.pool import EndpointPool
 from nautile.data.tokens.losses import LOST, lost_records
 from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
 from nautile.evals.benchmarks.items import BenchmarkItem
-from nautile.evals.benchmarks.loading import items_for
+from nautile.evals.benchmarks.loading import check_benchmark, items_for
 from nautile.evals.benchmarks.stand_ins import HELD_OUT, held_out
 from nautile.evals.running.answerers import Answerer, CheckpointAnswerer, EndpointAnswerer
 from nautile.evals.running.likelihood import CheckpointScorer, with_options
 from nautile.evals.running.rows import SampleRow, read_rows, sample_readings
 from nautile.evals.running.runner import evaluate as ask
 from nautile.evals.running.runner import score_options
-from nautile.evals.scoring.scores import Scores, summarise
+from nautile.evals.scoring.scores import Scores, summarise, title_of
 from nautile.evals.tables.breakdown import breakdown
 from nautile.evals.tables.results import table_2, to_html, to_json, to_markdown
+from nautile.store.layout import StagingFiles
+from nautile.store.mirror import open_store
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Calls, budget_limit, stage
+from nautile.tasks.held_out import screened_for
 from nautile.tasks.reporting.render import write_table
 
 ROWS, LIKELIHOOD_ROWS = "rows.jsonl", "likelihood.jsonl"
 SHOWN_BAD_ROWS = 20  # in the manifest; the log has all of them
+
+
+def _check(part: EvaluateConfig) -> None:
+    for choice in part.benchmarks:
+        check_benchmark(choice, "evaluate.benchmarks")
 
 
 def _calls(section: Mapping[str, Any], endpoints: Mapping[str, EndpointConfig]) -> Iterator[Calls]:
@@ -49,19 +58,20 @@ def _calls(section: Mapping[str, Any], endpoints: Mapping[str, EndpointConfig]) 
 
 @stage(
     "evaluate",
-    version=6,
+    version=7,
     outputs=("evaluation",),
     accelerator=True,
     page="evaluations",
     samples="",
     limits=lambda section: [budget_limit(section["evaluate"])] if "model_under_test" in section else [],
     calls=_calls,
+    check=_check,
 )
 def evaluate(job: Job) -> None:
     """Ask the model each question that has no row yet, then score and publish."""
     config = job.part("evaluate", EvaluateConfig)
     seed, bad_rows = job.seed("evaluation"), dict[str, list[str]]()
-    items = questions(config, seed, bad_rows)
+    items = _with_screening(job, questions(config, seed, bad_rows))
     out = job.output("evaluation")
     if "model_under_test" in job.section:
         name, column, rows, likelihood_rows = _ask_endpoint(job, config, items, out)
@@ -100,6 +110,18 @@ def questions(config: EvaluateConfig, seed: int, bad_rows: dict[str, list[str]] 
     if not items:
         raise ConfigError("evaluate: neither `benchmarks` nor `held_out` names a benchmark to run")
     return list(chain.from_iterable(items.values()))
+
+
+def _with_screening(job: Job, items: Sequence[BenchmarkItem]) -> list[BenchmarkItem]:
+    """The items, marked by whether the training text of the checkpoint was screened for them.
+
+    Held-out problems are not: they are kept apart by the hash of their question.
+    """
+    if (folder := job.inputs.get("checkpoint")) is None:
+        return list(items)
+    store = open_store(StagingFiles(job.staging).store_root)
+    screened = screened_for(store.get(store.artifact_name(folder)))
+    return [item if item.benchmark == HELD_OUT else replace(item, screened=item.question in screened) for item in items]
 
 
 def protocol(config: EvaluateConfig, seed: int, likelihood: bool) -> dict[str, object]:
@@ -179,11 +201,19 @@ def _describe(job: Job, scores: Scores, bad_rows: Sequence[str], out: Path) -> N
     cuts = quantiles(seconds, n=20, method="inclusive") if len(seconds) > 1 else None
     samples = sum(score["items"] for score in benchmarks.values())
     lost = lost_records(bad_rows, samples)
-    if lost:
-        job.emit("progress", done=samples, total=samples, unit="samples", note=lost)
+    unscreened = {
+        name: score["not_screened"]
+        for group in (scores.get("likelihood", {}), benchmarks)
+        for name, score in group.items()
+        if score["not_screened"]
+    }
+    notes = [*([lost] if lost else []), *(f"{title_of(name)}: {note}" for name, note in unscreened.items())]
+    if notes:
+        job.emit("progress", done=samples, total=samples, unit="samples", note="; ".join(notes))
     job.describe(
         "evaluation",
         **({LOST: lost} if lost else {}),
+        not_screened=unscreened,
         model=scores["model"],
         accuracy={name: score["accuracy"] for name, score in benchmarks.items()},
         samples=samples,

@@ -25,7 +25,7 @@ def report(job: Job) -> None:
     if not job.inputs:
         raise ConfigError("stage report: no inputs; run at least one other stage first")
     config = job.part("report", ReportConfig)
-    # The store whose `staging/KEY` this is: a stage is not told of the store, and only this one reads from it.
+    # The store whose `staging/KEY` this is: a stage is not told of the store.
     store = open_store(StagingFiles(job.staging).store_root)
     inputs = read_inputs(store, job.inputs)
     data = collect(store, inputs, config.samples)

@@ -25,6 +25,7 @@ class Benchmark:
     """A benchmark. `size`: number of records of the split. `chance`: accuracy of guessing (0..1). `gated`: the Hub
     requires users to accept an agreement. `read`: parses a record. `ask`: prompt of a question without options.
     `csv_texts`: the columns that are read, of a benchmark whose files are CSV: they are texts, whatever they look like.
+    `version`: of `read` and the prompt (`evals.benchmarks.versions`).
     """
 
     name: str
@@ -39,6 +40,7 @@ class Benchmark:
     ask: str = "{question}"
     gated: bool = False
     csv_texts: tuple[str, ...] = ()
+    version: int = 1
 
     @property
     def pinned(self) -> str:

@@ -32,7 +32,8 @@ class BenchmarkItem:
     `expected`: the number, letter, LaTeX, first alias or text. `question`: the question in the benchmark's own words,
     without the options and wording of `prompt`. `options`: the options of a "choice"; for other kinds, texts to compare
     by likelihood, `expected` among them, in addition to the generated answer. `own_check`: the scorer of the data set
-    (reasoning-gym), recorded beside the verdict.
+    (reasoning-gym), recorded beside the verdict. `screened`: whether the training text of the model that is asked was
+    screened for the question; None where that is not asked (a model behind an endpoint, held-out problems).
     """
 
     benchmark: str
@@ -48,6 +49,7 @@ class BenchmarkItem:
     category: str | None = None
     question: str = ""
     own_check: Callable[[str], bool] | None = field(default=None, compare=False, repr=False)
+    screened: bool | None = None
 
     @property
     def letters(self) -> str:

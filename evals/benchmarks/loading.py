@@ -1,6 +1,6 @@
 """Load a benchmark's records from a local file in the Hub's schema, or from the Hub at a pinned commit.
 
-It also validates the names in `evaluate.benchmarks`: real benchmarks and offline stand-ins.
+It also validates the names in lists of benchmarks: real benchmarks and offline stand-ins.
 """
 
 import re
@@ -24,24 +24,24 @@ from nautile.evals.benchmarks.stand_ins import STAND_INS
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def check_benchmark(choice: BenchmarkChoice) -> None:
-    """Validate a configured benchmark without loading it, so that a mistake shows before hours of training.
+def check_benchmark(choice: BenchmarkChoice, field: str = "benchmarks") -> None:
+    """Validate a benchmark of the list `field` without loading it, so that a mistake shows before hours of training.
 
     Raises `ConfigError` for an unknown name, or a revision that is not a full commit hash.
     """
     if choice.name in STAND_INS:
         if choice.revision or choice.path:
-            raise ConfigError(f"evaluate.benchmarks: the stand-in {choice.name!r} takes neither `revision` nor `path`")
+            raise ConfigError(f"{field}: the stand-in {choice.name!r} takes neither `revision` nor `path`")
         return
     names = COMPOSITES.get(choice.name, (choice.name,))
     if not set(names) <= set(BENCHMARKS):
         known_names = ", ".join(sorted({*BENCHMARKS, *COMPOSITES, *STAND_INS}))
-        raise ConfigError(f"evaluate.benchmarks: no benchmark {choice.name!r}; there are {known_names}")
+        raise ConfigError(f"{field}: no benchmark {choice.name!r}; there are {known_names}")
     if choice.path and choice.name in COMPOSITES:
-        raise ConfigError(f"evaluate.benchmarks: give each part of {choice.name!r} its own `path`, by its own name")
+        raise ConfigError(f"{field}: give each part of {choice.name!r} its own `path`, by its own name")
     if choice.revision and not COMMIT.fullmatch(choice.revision):
         raise ConfigError(
-            f"evaluate.benchmarks: {choice.name!r} needs as `revision` a full commit hash of "
+            f"{field}: {choice.name!r} needs as `revision` a full commit hash of "
             f"{BENCHMARKS[names[0]].hub} (from its page's history), so that the score can be reproduced; "
             f"the default is {BENCHMARKS[names[0]].pinned}"
         )

@@ -19,7 +19,7 @@ from nautile.configs.training import ProblemsConfig
 from nautile.data.sources.reasoning_gym import Problem, is_correct, problems
 from nautile.data.sources.wikipedia import Article, articles
 from nautile.evals.benchmarks.catalogue import ALIAS_PROMPT
-from nautile.evals.benchmarks.items import LETTERS, BenchmarkItem, answer_kind, multiple_choice
+from nautile.evals.benchmarks.items import LETTERS, AnswerKind, BenchmarkItem, answer_kind, multiple_choice
 from nautile.evals.graders.instructions import are_compatible, describe
 
 HELD_OUT = "held_out"
@@ -30,13 +30,18 @@ _PARENTHESES = re.compile(r"\s*\([^)]*\)")
 
 @dataclass(frozen=True)
 class StandIn:
-    """A generated benchmark. `like`: the benchmark it imitates. `build(seed, count)`: its items, deterministic."""
+    """A generated benchmark. `like`: the benchmark it imitates. `build(seed, count)`: its items, deterministic.
+
+    `kinds`: of its answers; empty: any that a problem can have. `version`: of `build` (`evals.benchmarks.versions`).
+    """
 
     name: str
     title: str
     like: str
     note: str
     build: Callable[[int, int | None], list[BenchmarkItem]]
+    kinds: tuple[AnswerKind, ...] = ()
+    version: int = 1
 
 
 def held_out(config: ProblemsConfig, seed: int) -> list[BenchmarkItem]:
@@ -201,14 +206,29 @@ STAND_INS: dict[str, StandIn] = {
     stand_in.name: stand_in
     for stand_in in (
         StandIn("gsm_symbolic", "GSM-Symbolic", "gsm8k", _PROBLEMS, gsm_symbolic),
-        StandIn("wiki_choice", "Wikipedia choice", "mmlu", f"four titles for a description, {_WIKIPEDIA}", wiki_choice),
+        StandIn(
+            "wiki_choice",
+            "Wikipedia choice",
+            "mmlu",
+            f"four titles for a description, {_WIKIPEDIA}",
+            wiki_choice,
+            ("choice",),
+        ),
         StandIn(
             "wiki_trivia",
             "Wikipedia trivia",
             "trivia_qa",
             f"the title blanked out of a sentence, {_WIKIPEDIA}",
             wiki_trivia,
+            ("exact",),
         ),
-        StandIn("instructions", "Instructions", "ifeval", "IFEval's checkers over prompts of our own", instructions),
+        StandIn(
+            "instructions",
+            "Instructions",
+            "ifeval",
+            "IFEval's checkers over prompts of our own",
+            instructions,
+            ("instructions",),
+        ),
     )
 }

@@ -106,6 +106,7 @@ def likelihood_row(item: BenchmarkItem, model: str, likelihoods: OptionLikelihoo
         "prompt_digest": digest(likelihood_prompt(item)),
         "expected": item.right_letter,
         "chance": 1 / len(item.options),
+        "screened": item.screened,
         "options": list(item.options),
         "left_out": None if likelihoods else "too_long",
         "problem": None,

@@ -78,6 +78,7 @@ def row_of(item: BenchmarkItem, model: str, answer: Answer | SkippedQuestion, gr
         "prompt_digest": digest(item.prompt),
         "expected": item.expected,
         "chance": item.chance,
+        "screened": item.screened,
         "left_out": answer.reason if isinstance(answer, SkippedQuestion) else None,
         "tokens_in": answer.tokens_in,
     }

@@ -6,7 +6,7 @@ the two verdicts on a question together.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +14,7 @@ from nautile.common.errors import ConfigError
 from nautile.evals.benchmarks.catalogue import COMPOSITES
 from nautile.evals.running.rows import SampleRow
 from nautile.evals.scoring.intervals import LEVEL, OVER_PROBLEMS, holm, paired, paired_bootstrap
-from nautile.evals.scoring.scores import Scores, by_question, title_of, vote
+from nautile.evals.scoring.scores import Scores, by_question, marked_title, screening_note, title_of, vote
 from nautile.evals.tables import paper_figures as paper
 from nautile.evals.tables.results import ResultTable, signed
 
@@ -38,6 +38,7 @@ def compare(a: Sequence[SampleRow], b: Sequence[SampleRow], verdict: str = "stri
         before, after = by_name[question[0]["benchmark"]]
         before.append(vote(question, verdict))
         after.append(vote([rows_b[_question(row)] for row in question], verdict))
+    notes = [_screening(side) for side in zip(*pairs, strict=True)]
     return {
         "verdict": verdict,
         "over": "problems",
@@ -45,29 +46,55 @@ def compare(a: Sequence[SampleRow], b: Sequence[SampleRow], verdict: str = "stri
         "only_in_a": len(a) - len(pairs),
         "only_in_b": len(b) - len(pairs),
         "benchmarks": {
-            name: {"title": title_of(name), "a": sum(a) / len(a), "b": sum(b) / len(b), **asdict(paired(a, b))}
+            name: _titled(name, notes) | {"a": sum(a) / len(a), "b": sum(b) / len(b), **asdict(paired(a, b))}
             for name, (a, b) in by_name.items()
         },
-        "means": {name: _mean_of(weights, by_name, seed) for name, weights in mean_weights(by_name.keys()).items()},
+        "means": {
+            name: _titled(name, notes, weights) | _mean_of(weights, by_name, seed)
+            for name, weights in mean_weights(by_name.keys()).items()
+        },
         "changed": [
             _changed(row_a, row_b, verdict) for row_a, row_b in pairs if bool(row_a[verdict]) != bool(row_b[verdict])
         ],
     }
 
 
+def _screening(rows: Iterable[SampleRow]) -> dict[str, str]:
+    """Benchmark -> its note on questions that training text was not screened for, of those that have one."""
+    by_name: dict[str, list[SampleRow]] = defaultdict(list)
+    for row in rows:
+        by_name[row["benchmark"]].append(row)
+    return {name: note for name, group in by_name.items() if (note := screening_note(group))}
+
+
+def _titled(name: str, notes: Sequence[Mapping[str, str]], parts: Iterable[str] = ()) -> dict[str, Any]:
+    """The title of a benchmark or a mean, and the notes of both sides on its screening, where they have some."""
+    about = {
+        side: "; ".join(dict.fromkeys(own[part] for part in (name, *parts) if part in own))
+        for side, own in zip(("a", "b"), notes, strict=True)
+    }
+    about = {side: note for side, note in about.items() if note}
+    return {"title": marked_title({"title": title_of(name), "not_screened": about}), "not_screened": about}
+
+
 def comparison_table(comparison: Comparison, a: str, b: str) -> ResultTable:
     """The table of a comparison: one row per benchmark, then the means. `a` and `b`: names of the models."""
     columns = ("Benchmark", "n", a, b, f"{b} leads by", f"Only {a}", f"Only {b}", "p")
     rows = []
-    for name, test in (*comparison["benchmarks"].items(), *comparison["means"].items()):
+    tests = (*comparison["benchmarks"].values(), *comparison["means"].values())
+    for test in tests:
         lead = f"{signed(100 * test['lead'])} [{100 * test['low']:.1f}, {100 * test['high']:.1f}]"
         counts = [f"{test[side]:,}" if side in test else "" for side in ("only_a", "only_b")]  # a mean has none
         percents = f"{100 * test['a']:.1f}", f"{100 * test['b']:.1f}"
-        rows.append((title_of(name), f"{test['n']:,}", *percents, lead, *counts, f"{test['p']:.3g}"))
+        rows.append((test["title"], f"{test['n']:,}", *percents, lead, *counts, f"{test['p']:.3g}"))
     notes = [
         f"{comparison['verdict'].capitalize()} accuracy in percent over the {comparison['common']:,} common rows; "
         "n: questions, each with one vote. Lead in points with its 95 % interval; p: McNemar's exact test, two-sided "
         f"(a paired bootstrap for means). Both: {OVER_PROBLEMS}."
+    ]
+    sides = {"a": a, "b": b}
+    notes += [
+        f"{test['title']}: {note} ({sides[side]})." for test in tests for side, note in test["not_screened"].items()
     ]
     if comparison["only_in_a"] or comparison["only_in_b"]:
         notes.append(

@@ -19,6 +19,7 @@ from nautile.evals.tables import paper_figures as paper
 
 Scores = dict[str, Any]
 SCHEMA = 1
+NOT_SCREENED = "not screened for"  # mark of a score whose questions may stand in training text
 
 
 def by_question(rows: Iterable[SampleRow]) -> list[list[SampleRow]]:
@@ -63,6 +64,7 @@ def score(name: str, rows: Sequence[SampleRow], bad_rows: int = 0) -> Scores:
         "title": title_of(name),
         "stand_in": stand_in_note(name),
         "stands_for": STAND_INS[name].like if name in STAND_INS else None,
+        "not_screened": screening_note(asked_rows),
         "items": len(rows) + bad_rows,
         **share,
         "rows": len(asked_rows),
@@ -91,6 +93,7 @@ def composite(name: str, parts: Mapping[str, Sequence[SampleRow]]) -> Scores | N
     return {
         "title": title_of(name),
         "parts": list(parts),
+        "not_screened": _part_screening(parts),
         "n": sum(map(len, strict)),
         "accuracy": _mean([sum(votes) / len(votes) for votes in strict]),
         "interval": list(wilson_mean(strict)),
@@ -98,6 +101,10 @@ def composite(name: str, parts: Mapping[str, Sequence[SampleRow]]) -> Scores | N
         "paper": dict(paper_row) if paper_row else None,
         "differs": [*differences(name, None), *_part_asked(parts)],
     }
+
+
+def _part_screening(parts: Mapping[str, Sequence[SampleRow]]) -> str | None:
+    return screening_note([row for rows in parts.values() for row in rows if row["left_out"] is None])
 
 
 def _part_asked(parts: Mapping[str, Sequence[SampleRow]]) -> list[str]:
@@ -173,6 +180,24 @@ def title_of(name: str) -> str:
     if name in STAND_INS:
         return STAND_INS[name].title
     return {HELD_OUT: "Held-out problems", "arc": "ARC", "average": "Average"}.get(name, name)
+
+
+def marked_title(score: Mapping[str, Any]) -> str:
+    """The title of a score, and in brackets whether it is a stand-in and whether training text was not screened."""
+    marks = {"stand-in": score.get("stand_in"), NOT_SCREENED: score.get("not_screened")}
+    shown = ", ".join(mark for mark, applies in marks.items() if applies)
+    return f"{score['title']} ({shown})" if shown else score["title"]
+
+
+def screening_note(rows: Sequence[SampleRow]) -> str | None:
+    """How many of the questions of `rows` the model's training text was not screened for; None if for all."""
+    questions = by_question(rows)
+    missed = sum(any(row.get("screened") is False for row in question) for question in questions)
+    if not missed:
+        return None
+    if missed == len(questions):
+        return "training text was not screened for it"
+    return f"training text was not screened for {missed:,} of its {len(questions):,} questions"
 
 
 def stand_in_note(name: str) -> str | None:
@@ -261,16 +286,18 @@ def _average(scores: Scores, rows: Mapping[str, Sequence[SampleRow]]) -> Scores 
         values.append(entry["accuracy"])
         parts = COMPOSITES.get(name, (name,))
         groups.append([_votes(rows[part]) for part in parts])
+    asked = {part: rows[part] for name in paper.TABLE_2 for part in COMPOSITES.get(name, (name,))}
     # Each row of the table has the same weight, however many parts it has.
     weights = [1 / (len(groups) * len(group)) for group in groups for _ in group]
     low, high = wilson_mean([part for group in groups for part in group], weights)
     return {
         "title": "Average",
+        "not_screened": _part_screening(asked),
         "n": sum(len(part) for group in groups for part in group),
         "accuracy": _mean(values),
         "interval": [low, high],
         "paper": dict(paper.TABLE_2_AVERAGE),
-        "differs": _part_asked({part: rows[part] for name in paper.TABLE_2 for part in COMPOSITES.get(name, (name,))}),
+        "differs": _part_asked(asked),
     }
 
 

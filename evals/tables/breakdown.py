@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nautile.evals.scoring.scores import Scores
+from nautile.evals.scoring.scores import Scores, marked_title
 from nautile.evals.tables.results import MISSING, ResultTable, with_interval
 
 
@@ -12,11 +12,13 @@ def breakdown(scores: Scores) -> list[ResultTable]:
     by_benchmark = scores["benchmarks"].values()
     for score in by_benchmark:
         if len(score["categories"]) > 1:  # such as MMLU's subjects
-            tables.append(_shares(f"{score['title']} by category", "Category", score["categories"]))
+            tables.append(_shares(f"{marked_title(score)} by category", "Category", score["categories"]))
     for score in by_benchmark:
         if level := score["instructions"]:  # IFEval's: both levels with both verdicts, and its types of instruction
-            tables.append(_shares(f"{score['title']}: both levels", "Level", {"prompt": score, "instruction": level}))
-            tables.append(_shares(f"{score['title']} by instruction", "Instruction", level["types"]))
+            tables.append(
+                _shares(f"{marked_title(score)}: both levels", "Level", {"prompt": score, "instruction": level})
+            )
+            tables.append(_shares(f"{marked_title(score)} by instruction", "Instruction", level["types"]))
     return [table for table in tables if table is not None and table.rows]
 
 
@@ -33,7 +35,7 @@ def counts_table(scores: Scores) -> ResultTable:
         verdicts = with_interval(score), with_interval(_lenient(score))
         has_repeats = score["rows"] != score["n"]
         size = f"{score['n']:,} ({score['rows']:,} rows)" if has_repeats else f"{score['n']:,}"
-        rows.append((score["title"], size, *verdicts, *counts, f"{left_out:,}"))
+        rows.append((marked_title(score), size, *verdicts, *counts, f"{left_out:,}"))
         fields = ("n", "rows", "accuracy", "accuracy_rows", "interval", "accuracy_lenient", "interval_lenient", *names)
         data.append({"benchmark": name, **{key: score.get(key) for key in fields}, "left_out": score["left_out"]})
     notes = (
@@ -53,7 +55,7 @@ def ways_table(scores: Scores) -> ResultTable | None:
         generated = scores["benchmarks"].get(name) or scores["composites"].get(name)
         shares = (score["accuracy_by_sum"], score.get("chance"))
         percents = [MISSING if share is None else f"{100 * share:.1f}" for share in shares]
-        rows.append((score["title"], with_interval(generated), with_interval(score), *percents, f"{score['n']:,}"))
+        rows.append((marked_title(score), with_interval(generated), with_interval(score), *percents, f"{score['n']:,}"))
         data.append({"benchmark": name, "generated": generated and generated["accuracy"], "likelihood": score})
     columns = ("Benchmark", "Generated, strict", "Likelihood per byte", "Likelihood, sum", "Chance", "n")
     notes = ("Likelihood: the most likely option after the bare question, no letters and no chat template.",)

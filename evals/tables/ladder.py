@@ -9,7 +9,7 @@ from nautile.evals.scoring.comparison import Comparison, compare
 from nautile.evals.scoring.intervals import OVER_PROBLEMS
 from nautile.evals.scoring.scores import Scores, stand_in_note, title_of
 from nautile.evals.tables import paper_figures as paper
-from nautile.evals.tables.results import MISSING, ResultTable, signed, table_1_benchmark, with_interval
+from nautile.evals.tables.results import MISSING, ResultTable, not_screened, signed, table_1_benchmark, with_interval
 
 Ladder = dict[str, Any]
 RowsByStage = Mapping[str, Sequence[SampleRow]]
@@ -46,7 +46,8 @@ def ladder(stages: Mapping[str, Scores], rows: RowsByStage) -> Ladder | None:
     if total:
         total |= {"test": _test(rows_by_stage, total["over"], total["stage"], name)}
     about = {"benchmark": name, "title": title_of(name), "stand_in": stand_in_note(name)}
-    return about | {"stages": entries, "total": total}
+    scores = {stage: scores["benchmarks"].get(name) for stage, scores in stages.items()}
+    return about | {"not_screened": not_screened(scores), "stages": entries, "total": total}
 
 
 def common_problems(before: Sequence[SampleRow], after: Sequence[SampleRow]) -> Comparison | None:
@@ -94,6 +95,7 @@ def ladder_table(ladder: Ladder) -> ResultTable:
         notes.append(
             f"Ours is {ladder['title']}, not GSM8K: the direction of the gains can be compared, not the figures."
         )
+    notes += [f"{ladder['title']}: {note}." for note in ladder["not_screened"]]
     return ResultTable("After each stage", columns, tuple(rows), tuple(notes), tuple(ladder["stages"]))
 
 
@@ -137,6 +139,7 @@ def verdict(ladder: Ladder) -> str:
     groups = {"gained beyond chance": above, "lost beyond chance": below, "within chance or not compared": others}
     parts = [f"{words}: {', '.join(stages)}" for words, stages in groups.items() if stages]
     suffix = f", on a stand-in ({ladder['title']})" if ladder["stand_in"] else ""
+    suffix += "".join(f"; {note}" for note in ladder["not_screened"])
     second = "; ".join(parts)
     return f"{ladder['title']} solved: {shares}{gain}. {second[:1].upper()}{second[1:]}{suffix}."
 

@@ -56,6 +56,7 @@ def table_2(models: Mapping[str, Scores]) -> ResultTable:
         }
         points = [point for score in measured.values() for point in score["differs"]]
         differs = list(dict.fromkeys(points)) if figures else [next(iter(measured.values()))["stand_in"]]
+        differs += not_screened(measured)
         title = title_of(name) if figures else f"{title_of(name)} (stand-in)"
         our_cells = []
         for model, score in by_title.items():
@@ -106,6 +107,7 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
         difference = 100 * measured["accuracy"] - figure if measured and is_same else None
         paper_gain = figure - paper.TABLE_1["pretrain"]
         first = stage == "pretrain"
+        differs = [*measured["differs"], *not_screened({stage: measured})] if measured else []
         rows.append(
             (
                 paper.TABLE_1_ROWS[stage],
@@ -116,7 +118,7 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
                 signed(difference, 2),
                 f"{measured['n']:,}" if measured else MISSING,
                 f"{100 * measured['accuracy_lenient']:.2f}" if measured else MISSING,
-                "; ".join(measured["differs"]) if measured and is_same else MISSING,
+                "; ".join(differs) if measured and is_same else MISSING,
             )
         )
         data.append(
@@ -128,12 +130,14 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
                 "paper": figure,
                 "paper_gain": paper_gain,
                 "difference": difference,
-                "differs": list(measured["differs"]) if measured else [],
+                "differs": differs,
             }
         )
     notes = [
         "Strict accuracy in percent with the 95 % Wilson interval over problems; each row builds on the one above."
     ]
+    ours_by_stage = {stage: _score_of(scores, name) for stage, scores in stages.items()}
+    notes += [f"{title_of(name)}: {note}." for note in not_screened(ours_by_stage)]
     if not is_same:
         notes.append(
             f"Ours is {title_of(name)}, not GSM8K: only the direction of the gains is comparable, not the figures."
@@ -185,6 +189,15 @@ def stand_ins_in(models: Mapping[str, Scores]) -> list[str]:
     """Names of the stand-ins that any of `models` has a score for, in order of first appearance."""
     names = [name for scores in models.values() for name, score in scores["benchmarks"].items() if score["stand_in"]]
     return list(dict.fromkeys(names))
+
+
+def not_screened(scores: Mapping[str, Scores | None]) -> list[str]:
+    """A line for each note on questions that training text was not screened for. `scores`: by model or stage."""
+    models: dict[str, list[str]] = {}
+    for model, score in scores.items():
+        if score and (note := score.get("not_screened")):
+            models.setdefault(note, []).append(model)
+    return [f"{note} ({', '.join(names)})" for note, names in models.items()]
 
 
 def _score_of(scores: Scores | None, name: str) -> Scores | None:

@@ -99,7 +99,8 @@ NOTES = "SELECT id AS run, text, tags FROM notes"
 # The accuracy by benchmark in each evaluation of runs, oldest first. By execution, because a forced run gives the id of
 # an evaluation to its own. (runs)
 RUN_SCORES = """
-SELECT r.run, r.label, a.id AS evaluation, a.execution, a.facts->'accuracy' AS accuracy
+SELECT r.run, r.label, a.id AS evaluation, a.execution, a.facts->'accuracy' AS accuracy,
+    a.facts->'not_screened' AS not_screened
 FROM (SELECT * FROM runs WHERE list_contains(?, run) AND stage = 'evaluate' AND state IN ('done', 'reused')
       QUALIFY row_number() OVER (PARTITION BY run, label ORDER BY started DESC, time DESC) = 1) r
 JOIN artifacts a ON a.kind = 'evaluation' AND a.execution = r.execution ORDER BY r.run, r.started

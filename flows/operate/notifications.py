@@ -22,7 +22,7 @@ from nautile.common.commands import shell_command
 from nautile.common.retry import Backoff, retry
 from nautile.common.text import counted, visible
 from nautile.configs.training import TRAINED
-from nautile.evals.scoring.scores import title_of
+from nautile.evals.scoring.scores import marked_title, title_of
 from nautile.store.artifacts import Store
 from nautile.tasks.engine.dashboard_links import run_page
 from nautile.tasks.engine.failure import advice, reason
@@ -144,8 +144,13 @@ def finished_text(store: Store, config: str, outputs: Mapping[str, Mapping[str, 
     lines = [f"{config} finished, {counted(len(outputs), 'step')}. `nautile status` lists what they made."]
     for stage in reversed(TRAINED):
         if evaluation := outputs.get(f"evaluate:{stage}", {}).get("evaluation"):
-            scores = store.get(evaluation).manifest["facts"].get("accuracy", {})
-            shown = [f"{title_of(name)} {100 * score:.1f} %" for name, score in scores.items() if score is not None]
+            facts = store.get(evaluation).manifest["facts"]
+            unscreened = facts.get("not_screened", {})
+            shown = [
+                f"{marked_title({'title': title_of(name), 'not_screened': unscreened.get(name)})} {100 * score:.1f} %"
+                for name, score in facts.get("accuracy", {}).items()
+                if score is not None
+            ]
             lines += [f"After {stage}: {', '.join(shown)}."] if shown else []
             break
     return "\n".join(lines)

@@ -8,7 +8,8 @@ Values that were not measured are None.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -21,8 +22,8 @@ from nautile.evals.running.rows import SampleRow, read_rows
 from nautile.evals.scoring.comparison import mean_weights
 from nautile.evals.scoring.intervals import LEVEL, holm, wilson_mean
 from nautile.evals.scoring.over_seeds import SeedLead, lead_of_votes, summary
-from nautile.evals.scoring.scores import by_question, title_of, vote
-from nautile.store.artifacts import Store
+from nautile.evals.scoring.scores import by_question, marked_title, title_of, vote
+from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import CatalogRow
 from nautile.tasks.reporting.other_seeds import Accuracies, accuracies_by_seed, spread
 
@@ -139,6 +140,7 @@ def _metrics(store: Store, record: Record, query: Query) -> list[dict[str, Any]]
     means = mean_weights(measured)
     names = record["benchmarks"] or [*sorted(measured), *means]
     recipes = _recipes(record, votes, query)
+    unscreened = _not_screened(store, record)
     afters = {run["arm"]: run["after"] for run in record["runs"]}
     tables = []
     pairs: dict[tuple[str, str], VotePair] = {}
@@ -152,7 +154,8 @@ def _metrics(store: Store, record: Record, query: Query) -> list[dict[str, Any]]
             if arm != arms[0] and not same[arm] and (pair := _pair(votes[arms[0]], votes[arm], weights)):
                 pairs[name, arm] = pair
             rows.append(row)
-        tables.append({"benchmark": name, "title": title_of(name), "arms": rows})
+        title = marked_title({"title": title_of(name), "not_screened": unscreened & weights.keys()})
+        tables.append({"benchmark": name, "title": title, "arms": rows})
     # All tests of the report are corrected for together.
     tests = {
         place: lead_of_votes(pair.first, pair.other, pair.weights, len(pairs), pair.seeds)
@@ -198,17 +201,29 @@ def _recipes(record: Record, votes: Mapping[str, Mapping[int | None, Any]], quer
     return {arm: accuracies_by_seed(query, ids.get(arm), *how) for arm in votes}
 
 
+def _not_screened(store: Store, record: Record) -> set[str]:
+    """The benchmarks with a question that the training text of some evaluated checkpoint was not screened for."""
+    names: set[str] = set()
+    for _, artifact in _evaluations(store, record):
+        names |= artifact.manifest["facts"].get("not_screened", {}).keys()
+    return names
+
+
+def _evaluations(store: Store, record: Record) -> Iterator[tuple[Mapping[str, Any], Artifact]]:
+    """The runs that are evaluated, each with its evaluation."""
+    for run in record["runs"]:
+        key = next(step["key"] for step in run["steps"] if step["label"] == run["after"])
+        with suppress(ConfigError):  # damaged: the run is not finished
+            if artifact := store.find("evaluation", key):
+                yield run, artifact
+
+
 def _votes_by_arm(store: Store, record: Record) -> dict[str, dict[int | None, dict[str, Votes]]]:
     """Arm -> seed -> benchmark -> the votes by question; runs without an evaluation are missing."""
     votes: dict[str, dict[int | None, dict[str, Votes]]] = {run["arm"]: {} for run in record["runs"]}
-    for run in record["runs"]:
-        key = next(step["key"] for step in run["steps"] if step["label"] == run["after"])
-        try:
-            artifact = store.find("evaluation", key)
-        except ConfigError:
-            continue  # damaged: the run is not finished
-        path = artifact.path / WAYS[record["way"]] if artifact else None
-        if path and path.is_file():
+    for run, artifact in _evaluations(store, record):
+        path = artifact.path / WAYS[record["way"]]
+        if path.is_file():
             votes[run["arm"]][run["seed"]] = question_votes(read_rows(path), record["verdict"])
     return votes
 

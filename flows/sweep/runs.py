@@ -14,7 +14,6 @@ from nautile.common.metrics import metric
 from nautile.configs.changes import differences
 from nautile.evals.running.rows import read_rows
 from nautile.evals.scoring.comparison import compare, whose_gain
-from nautile.evals.scoring.scores import title_of
 from nautile.flows.run_state import PLAN, STEPS, Query, output_of
 from nautile.flows.sweep.arms import EVALUATE
 from nautile.flows.sweep.report import DOLLARS, SECONDS, WAYS
@@ -111,8 +110,8 @@ def _scores(
         return [], str(error)
     same = paths[0] == paths[1]
     rows = [
-        {"stage": label.removeprefix(EVALUATE), "benchmark": name, "title": title_of(name), "same": same}
-        | {field: test[field] for field in ("n", "a", "b", "lead", "low", "high", "p")}
+        {"stage": label.removeprefix(EVALUATE), "benchmark": name, "same": same}
+        | {field: test[field] for field in ("title", "not_screened", "n", "a", "b", "lead", "low", "high", "p")}
         | {"gain": "the same evaluation" if same else whose_gain(test), "over": comparison["over"]}
         | {"recipe_seeds": recipe_seeds(recipes, label, name)}
         for name, test in (*comparison["benchmarks"].items(), *comparison["means"].items())

@@ -10,6 +10,7 @@ from typing import Any
 from nautile.common.text import duration
 from nautile.data.tokens.source_reading import SourceReading, reading_rows
 from nautile.evals.benchmarks.catalogue import BENCHMARKS
+from nautile.evals.scoring.scores import marked_title
 from nautile.evals.tables.ladder import gains_in_words, ladder_table
 from nautile.evals.tables.results import table_1, table_2, with_interval
 from nautile.tasks.reporting.card import NOT_RECORDED, Markup, card, languages, without_none
@@ -125,7 +126,7 @@ def model_card(facts: Facts, publication: Publication) -> str:
             "table_2": table_2({name: {**scores, "column": "nautile_370m"}}) if scores else None,
             "likelihood": [
                 (
-                    score["title"] + (" (stand-in)" if score.get("stand_in") else ""),
+                    marked_title(score),
                     with_interval(score),
                     f"{score['n']:,}",
                     None if score.get("chance") is None else f"{100 * score['chance']:.1f}",
@@ -229,7 +230,7 @@ def _model_index(facts: Facts, publication: Publication) -> list[dict[str, Any]]
             EvalResult(
                 task_type="text-generation",
                 dataset_type=benchmark.hub if benchmark else name,
-                dataset_name=score["title"] + (" (stand-in)" if score["stand_in"] else ""),
+                dataset_name=marked_title(score),
                 dataset_config=benchmark.subset if benchmark else None,
                 dataset_split=benchmark.split if benchmark else None,
                 dataset_revision=scores.get("protocol", {}).get("sources", {}).get(name) if benchmark else None,

@@ -11,6 +11,7 @@ from nautile.common.text import duration, size, visible
 from nautile.configs.stages import SHIPPED, STAGES
 from nautile.configs.vendors import JUDGES
 from nautile.data.tokens.source_reading import COLUMNS, READING, SourceReading, reading_rows
+from nautile.evals.scoring.scores import marked_title
 from nautile.evals.tables import paper_figures as paper
 from nautile.evals.tables.breakdown import breakdown
 from nautile.evals.tables.results import MISSING, ResultTable, table_1, table_2
@@ -88,7 +89,7 @@ def _results(scores: Mapping[str, Facts]) -> Iterator[ReportBlock]:
     titles: dict[str, str] = {}
     for name in names:
         score = next(result["benchmarks"][name] for result in scores.values() if name in result["benchmarks"])
-        titles[name] = score["title"] + (" (stand-in)" if score.get("stand_in") else "")
+        titles[name] = marked_title(score)
     rows = tuple(
         (titles[name], *(_cell(result["benchmarks"].get(name)) for result in scores.values())) for name in names
     )

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from nautile.evals.running.rows import read_rows
 from nautile.flows.cli import inspect
 from nautile.model.exports.web.folder import export_web
 from nautile.store.artifacts import Store
@@ -142,6 +143,13 @@ def test_lineage_of_the_last_score_reaches_shards_and_calls(whole):
     assert any(str(row).count("shards/") for row in files)
     calls = query(whole, f"select purpose, count(*) as n from lineage_calls('{last}') group by purpose")
     assert {row["purpose"] for row in calls} == {"teacher", "judge"}
+
+
+def test_its_text_was_screened_for_what_it_is_asked(whole):
+    for evaluation in whole.store.list("evaluation"):
+        assert evaluation.manifest["facts"]["not_screened"] == {}
+        rows = read_rows(evaluation.path / "rows.jsonl")
+        assert {row["screened"] for row in rows if row["benchmark"] == "wiki_trivia"} == {True}
 
 
 def test_in_a_browser_the_last_checkpoint_answers_as_the_command_does(whole, tmp_path):

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from nautile.configs.load import load
 from nautile.configs.operation import OperationConfig, ScheduleConfig
 from nautile.configs.schema import RunConfig
 from nautile.configs.stages import STAGES
+from nautile.evals.benchmarks.catalogue import BENCHMARKS
+from nautile.evals.benchmarks.stand_ins import STAND_INS
+from nautile.evals.benchmarks.versions import GRADERS
 from nautile.flows.dag import Need, build_dag
 from tests.support.stages.toy_dag import toy_dag
 
@@ -117,7 +121,10 @@ def test_a_later_source_reads_the_signatures_of_the_earlier_ones(toy):
 
 
 def test_how_many_items_are_asked_moves_no_training(toy):
-    """All of a benchmark are held out, however few are asked; of one made to the number asked for, those."""
+    """All of a benchmark are held out, however few are asked; of one made to the number asked for, those.
+
+    Where no list says what is held out.
+    """
     benchmarks = [{"name": "gsm8k", "items": 10}, {"name": "wiki_trivia", "items": 10}]
     evaluate = toy.evaluate.model_dump()
     base = RunConfig.model_validate({**toy.model_dump(), "evaluate": {**evaluate, "benchmarks": benchmarks}})
@@ -125,6 +132,67 @@ def test_how_many_items_are_asked_moves_no_training(toy):
     assert changed(base, evaluate={**evaluate, "benchmarks": fewer})[0] == "evaluate:pretrain"
     made = [benchmarks[0], {**benchmarks[1], "items": 5}]
     assert changed(base, evaluate={**evaluate, "benchmarks": made}) == LABELS
+
+
+@pytest.mark.parametrize("name", ["local", "nautile_370m"])
+@pytest.mark.parametrize("what", ["reordered", "pinned to another commit", "dropped", "added"])
+def test_what_is_asked_moves_evaluations_and_the_report_alone(name, what):
+    config = load(name)
+    rows = config.evaluate.model_dump()["benchmarks"]
+    real = {"name": "gsm8k", "revision": "0" * 40, "items": 3}
+    asked = {
+        "reordered": rows[::-1],
+        "pinned to another commit": [*(row for row in rows if row["name"] != "gsm8k"), real],
+        "dropped": rows[1:],
+        "added": [*rows, {"name": "instructions", "items": 3}],
+    }[what]
+    after = RunConfig.model_validate(
+        {**config.model_dump(), "evaluate": {**config.evaluate.model_dump(), "benchmarks": asked}}
+    )
+    before, keys_after = ({step.label: step.key for step in build_dag(one)} for one in (config, after))
+    moved = [label for label in before if before[label] != keys_after[label]]
+    assert moved == [label for label in before if label.startswith("evaluate:") or label == "report"]
+
+
+def test_what_is_held_out_is_one_list_in_any_order(toy):
+    """Ingestion and what follows from it depend on the list alone; without one it is what is asked."""
+    rows = [{"name": "wiki_trivia", "items": 10}, {"name": "gsm8k", "items": 10}, {"name": "mmlu"}]
+    base = RunConfig.model_validate({**toy.model_dump(), "held_out": {"benchmarks": rows}})
+    assert changed(base, held_out={"benchmarks": rows[::-1]}) == []
+    assert changed(base, held_out={"benchmarks": [rows[0], {"name": "gsm8k"}, rows[2]]}) == []
+    assert changed(base, held_out={"benchmarks": rows[1:]}) == LABELS
+    asked = {**toy.evaluate.model_dump(), "benchmarks": rows}
+    without_a_list = RunConfig.model_validate({**toy.model_dump(), "evaluate": asked})
+    assert keys(without_a_list)["held_out"] == keys(base)["held_out"]
+    assert changed(base, evaluate=asked)[0] == "evaluate:pretrain"
+
+
+@pytest.mark.parametrize(
+    ("planted", "asked"),
+    [
+        (lambda patch: patch.setitem(BENCHMARKS, "gsm8k", replace(BENCHMARKS["gsm8k"], version=2)), "gsm8k"),
+        (
+            lambda patch: patch.setitem(STAND_INS, "wiki_choice", replace(STAND_INS["wiki_choice"], version=2)),
+            "wiki_choice",
+        ),
+        (lambda patch: patch.setitem(GRADERS, "exact", 2), "wiki_trivia"),
+        (lambda patch: patch.setitem(GRADERS, "math", 2), "gsm_symbolic"),
+    ],
+)
+def test_another_parser_or_grader_makes_a_new_evaluation_of_its_benchmark_and_trains_nothing(
+    toy, monkeypatch, planted, asked
+):
+    def config(*names: str) -> RunConfig:
+        listed = {**toy.evaluate.model_dump(), "held_out": None, "benchmarks": [{"name": name} for name in names]}
+        return RunConfig.model_validate({**toy.model_dump(), "evaluate": listed})
+
+    using, others = config(asked, "ifeval"), config("ifeval", "mmlu")
+    before = keys(using), keys(others)
+    planted(monkeypatch)
+    after = keys(using), keys(others)
+    moved = [label for label in LABELS if before[0][label] != after[0][label]]
+    assert moved == [label for label in LABELS if label.startswith("evaluate:") or label == "report"]
+    assert before[1] == after[1]
 
 
 def test_what_is_trained_on_moves_pretraining_and_no_tokens(toy):
@@ -303,12 +371,10 @@ def test_the_keys_of_the_shipped_configurations_are_what_they_were(name):
 
 
 # Files of sweeps, which name a configuration, have tests of their own.
-BENCHMARKS = [
-    path for path in sorted((ROOT / "bench").rglob("*.toml")) if "config" not in tomllib.loads(path.read_text())
-]
+FILES = [path for path in sorted((ROOT / "bench").rglob("*.toml")) if "config" not in tomllib.loads(path.read_text())]
 
 
-@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_configurations_of_the_benchmarks_still_build_a_dag(path):
     # A benchmark is seldom run: a field that was removed, or a rule that came since, would be noticed months later.
     assert "pretrain" in [step.label for step in build_dag(load(str(path)))]

@@ -96,6 +96,17 @@ def test_the_front_matter_has_the_accuracies_with_their_intervals(facts):
     assert re.search(r"value: 35\.0\n.*\n *args:\n *interval_95:\n *- 20\.0\n *- 50\.0\n *questions: 20\n", page)
 
 
+def test_a_score_that_training_text_was_not_screened_for_is_labelled_in_the_card_and_its_front_matter(facts):
+    note = "training text was not screened for it"
+    own = facts["scores"]["self_distill"]
+    other = {**own["benchmarks"]["held_out"], "title": "Words", "not_screened": note}
+    scores = {**facts["scores"], "self_distill": {**own, "benchmarks": {**own["benchmarks"], "gsm_symbolic": other}}}
+    page = model_card({**facts, "scores": scores}, PUBLICATION)
+    assert "name: Words (stand-in, not screened for)" in page
+    assert note in words(page)
+    assert note not in words(model_card(facts, PUBLICATION))
+
+
 def test_what_is_not_recorded_is_said_and_not_filled_in(facts):
     page = words(model_card(facts, replace(PUBLICATION, license=None)))
     assert "license: unknown" in page

@@ -11,7 +11,8 @@ from nautile.data.screening.contamination import read_questions
 from nautile.evals.benchmarks.loading import items_for
 from nautile.evals.benchmarks.stand_ins import STAND_INS
 from nautile.tasks.engine.job import Job
-from nautile.tasks.held_out import held_out
+from nautile.tasks.held_out import held_out, screened_for
+from tests.support.samples.stage_store import published
 
 ROWS = [
     {"question": f"Ann has {n} pens and buys {n} more at the shop. How many?", "answer": f"{n} + {n}\n#### {2 * n}"}
@@ -82,3 +83,27 @@ def test_an_unreadable_benchmark_is_refused_at_the_start(tmp_path, choice, messa
     with pytest.raises(ConfigError, match=message):
         gathered(tmp_path, {"name": "wiki_choice", "items": 4}, choice)
     assert not (tmp_path / "facts").exists()
+
+
+def made(store, kind, word, files, **inputs):
+    given = {"inputs": {name: artifact.full_id for name, artifact in inputs.items()}}
+    return published(store, kind, word, files, **given)
+
+
+def test_a_checkpoint_was_screened_for_what_each_list_in_its_lineage_names(store):
+    def listed(word, *texts):
+        lines = "".join(json.dumps({"benchmark": "b", "example": text, "text": text}) + "\n" for text in texts)
+        return made(store, "questions", word, {"questions.jsonl": lines})
+
+    first, second = listed("first", "one", "two"), listed("second", "two", "three")
+    web, other = made(store, "tokens", "web", {}, questions=first), made(store, "tokens", "more", {}, questions=first)
+    pretrained = made(store, "checkpoint", "pretrain", {}, web=web, more=other)
+    assert screened_for(pretrained) == {"one", "two"}
+    # A stage of another run, which holds out another list, continues it.
+    aligned = made(store, "checkpoint", "align", {}, checkpoint=pretrained, questions=second)
+    assert screened_for(aligned) == {"two"}
+    imported = made(store, "checkpoint", "imported", {})
+    assert screened_for(imported) == set()
+    assert screened_for(made(store, "checkpoint", "tuned", {}, checkpoint=imported, questions=first)) == set()
+    plain = made(store, "tokens", "plain", {})
+    assert screened_for(made(store, "checkpoint", "mixed", {}, web=web, plain=plain)) == set()

@@ -150,6 +150,21 @@ def test_stand_ins_are_named(data):
     assert "SmolLM2-135M-Instruct stands in for a large model" in notes
 
 
+def test_a_score_that_training_text_was_not_screened_for_is_labelled_wherever_it_stands(data):
+    scores = {stage: {**result, "benchmarks": {**result["benchmarks"]}} for stage, result in data["scores"].items()}
+    note = "training text was not screened for it"
+    for result in scores.values():
+        result["benchmarks"]["gsm_symbolic"] = {
+            **result["benchmarks"]["held_out"],
+            "title": "Words",
+            "not_screened": note,
+        }
+    text = markdown("t", "s", compose({**data, "scores": scores}))
+    assert "| Words (stand-in, not screened for) |" in text
+    assert f"{note} (Ours (self_distill))" in text.replace("\\", "")
+    assert note not in markdown("t", "s", compose(data))
+
+
 def test_samples_show_good_and_bad_ones(data):
     answers = next(group for group in data["samples"] if group["title"] == "evaluate:reason: answers")
     assert [row["good"] for row in answers["rows"]] == [True, False]

@@ -146,6 +146,7 @@ class PairedTest(BaseModel):
     """A paired test of A and B over problems. `lead`: B minus A, with the 95 % interval `low` to `high`."""
 
     model_config = ConfigDict(extra="allow")
+    not_screened: dict[Literal["a", "b"], str]  # of which questions the training text of a side was not screened for
     n: int
     a: float
     b: float
@@ -188,7 +189,7 @@ class ChangedSetting(Output):
 class ComparedScore(PairedTest):
     stage: str  # the evaluated stage
     benchmark: str
-    title: str
+    title: str  # says in brackets if training text was not screened for it
     same: bool  # both runs use the same evaluation
     gain: str  # the result as a sentence
     over: Literal["problems"]  # what the interval and p are over; they say nothing about another seed

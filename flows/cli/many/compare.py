@@ -136,7 +136,7 @@ def comparison_view(comparison: dict[str, Any], shown: int) -> RenderableType:
     parts.append(query_table(list(table.columns), list(table.rows)))
     parts += [Text(note, "dim") for note in table.notes]
     tests = (*comparison["benchmarks"].items(), *comparison["means"].items())
-    parts += [Text(f"{title_of(name)}: {whose_gain(test)}", "bold") for name, test in tests]
+    parts += [Text(f"{test['title']}: {whose_gain(test)}", "bold") for _, test in tests]
     spreads = comparison["recipe_seeds"].items()
     parts += [Text(line) for name, sides in spreads for line in recipe_lines(title_of(name), sides)]
     lost = sum(sample["change"] == "lost" for sample in changed)

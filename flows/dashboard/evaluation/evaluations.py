@@ -1,5 +1,6 @@
 """The page Evaluations: Tables 1 and 2 with the paper's figures, the history of each benchmark, and the problems."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,8 @@ from markupsafe import Markup
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json
+from nautile.common.text import counted
+from nautile.evals.scoring.scores import marked_title
 from nautile.evals.tables.results import GAIN, MISSING, ResultTable, table_1, table_2
 from nautile.flows.dashboard import cards, figures, queries, shared
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative, temporal
@@ -131,8 +134,9 @@ def _history(evaluations: Sequence[CatalogRow]) -> None:
             "configuration": row["config"] or "not of a run",
             "made": row["created"],
             "after": (row["label"] or "").partition(":")[2] or "no stage",
-            "title": f"{score['title']} (stand-in)" if score.get("stand_in") else score["title"],
+            "title": marked_title(score),
             "stand_in": score.get("stand_in") or "",
+            "not_screened": score.get("not_screened") or "",
             "accuracy": score["accuracy"],
             "low": score["interval"][0],
             "high": score["interval"][1],
@@ -151,9 +155,12 @@ def _history(evaluations: Sequence[CatalogRow]) -> None:
     for index, benchmark in enumerate(sorted({point["benchmark"] for point in points})):
         own = [point for point in points if point["benchmark"] == benchmark]
         with columns[index % 2]:
-            st.markdown(f"##### {shared.escaped(own[0]['title'])}")
+            marked = next((point for point in own if point["not_screened"]), own[0])
+            st.markdown(f"##### {shared.escaped(marked['title'])}")
             if own[0]["stand_in"]:
                 st.caption(f"Stand-in: {shared.escaped(own[0]['stand_in'])}")
+            for note, count in Counter(point["not_screened"] for point in own if point["not_screened"]).items():
+                st.caption(f"{note[:1].upper()}{note[1:]}: {count} of {counted(len(own), 'evaluation')}")
             newest = max(own, key=lambda point: point["made"])
             text = f"{newest['title']}: {len(own)} evaluations, the newest {newest['accuracy']:.1%}"
             history(own).show(text)
@@ -173,6 +180,8 @@ def history(points: Sequence[CatalogRow]) -> Chart:
         *(quantitative(field, format=".1%") for field in ("accuracy", "low", "high")),
         quantitative("n", format=",d"),
     ]
+    if table.get("not_screened", pd.Series(dtype=str)).any():
+        tooltip.append(nominal("not_screened", title="screening"))
     linked = {"href": nominal("link")} if "link" in table else {}
     y, joined = quantitative("accuracy"), {"type": "line", "opacity": 0.4, "color": "#888888"}
     span = {"y": quantitative("low", axis=share), "y2": {"field": "high"}}

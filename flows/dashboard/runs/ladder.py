@@ -160,6 +160,7 @@ def show(run_ladder: Ladder | None) -> None:
         return
     picture(run_ladder).show(verdict(run_ladder))
     stand_in = f" Stand-in: {run_ladder['stand_in']}." if run_ladder["stand_in"] else ""
+    stand_in += "".join(f" {run_ladder['title']}: {note}." for note in run_ladder["not_screened"])
     st.caption(
         shared.escaped(
             f"{run_ladder['title']}: right after each stage, with 95 % intervals over problems. Brown: the "

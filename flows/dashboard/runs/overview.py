@@ -10,6 +10,7 @@ import streamlit as st
 
 from nautile.common.commands import shell_command
 from nautile.common.text import amount, counted, dollars, duration, size, visible
+from nautile.evals.scoring.scores import NOT_SCREENED
 from nautile.evals.tables.ladder import Ladder
 from nautile.flows.dashboard import cards, queries, shared
 from nautile.flows.dashboard.runs import actions, graph, ladder, table
@@ -88,8 +89,9 @@ def _figures(chosen: ChosenRun, run_ladder: Ladder | None, folders: Mapping[str,
     """Draw the key figures: score, difference from the run before, speed, time, cost."""
     columns = st.columns(5)
     last = ladder.last_score(run_ladder)
+    unscreened = run_ladder is not None and run_ladder["not_screened"]
     columns[0].metric(
-        "score" + (f", after {last[0]}" if last else ""),
+        "score" + (f", after {last[0]}" if last else "") + (f" ({NOT_SCREENED})" if unscreened else ""),
         f"{100 * last[1]['accuracy']:.1f} %" if last else "not evaluated",
         help="Share of the problems of Table 1's benchmark that are right, strictly graded.",
     )

@@ -11,6 +11,7 @@ import streamlit as st
 
 from nautile.common.text import visible
 from nautile.configs.changes import describe_changes, read_changes
+from nautile.evals.scoring.scores import NOT_SCREENED
 from nautile.evals.tables.paper_figures import TABLE_1
 from nautile.evals.tables.results import TABLE_1_BENCHMARKS
 from nautile.flows.dashboard import figures, queries, shared
@@ -100,10 +101,10 @@ def table(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | 
     rows = []
     for place, row in enumerate(summaries):
         run = row["run"]
-        stage, score = next(reversed(scores.get(run, {}).items()), (None, None))
+        stage, (score, screened) = next(reversed(scores.get(run, {}).items()), (None, (None, True)))
         # `summaries` is newest first, so what comes after in the list was before in time.
         earlier = (scores.get(other["run"], {}) for other in summaries[place + 1 :])
-        before = next((by_stage[stage] for by_stage in earlier if stage in by_stage), None)
+        before = next((by_stage[stage][0] for by_stage in earlier if stage in by_stage), None)
         note, cost = notes.get(run, {}), costs.get(run, {})
         changes = describe_changes(read_changes(row["changes"]))
         rows.append(
@@ -113,7 +114,7 @@ def table(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | 
                 "name": visible(row["name"] or row["config"] or run[:8]) + (" (shown)" if run == chosen else ""),
                 "begun": row["begun"],
                 "steps": f"{row['finished']} of {row['planned'] or row['stages']}",
-                "after": stage or "",
+                "after": (stage or "") + ("" if screened else f" ({NOT_SCREENED})"),
                 "score": None if score is None else 100 * score,
                 "difference": None if score is None or before is None else 100 * (score - before),
                 "seconds": _minutes(cost, row["current_state"] in LIVE),
@@ -135,15 +136,19 @@ def _minutes(cost: CatalogRow, live: bool) -> float | None:
     return sum(times) / 60 if times else None
 
 
-def scores_by_stage(rows: Sequence[CatalogRow]) -> dict[str, dict[str, float]]:
-    """Run -> stage of the paper's Table 1, in its order -> accuracy (0 to 1) on the first measured benchmark."""
-    measured: dict[str, dict[str, float]] = {}
+def scores_by_stage(rows: Sequence[CatalogRow]) -> dict[str, dict[str, tuple[float, bool]]]:
+    """Run -> stage of the paper's Table 1, in its order -> accuracy (0 to 1) on the first measured benchmark.
+
+    With it, whether training text was screened for the benchmark's questions.
+    """
+    measured: dict[str, dict[str, tuple[float, bool]]] = {}
     for row in rows:
         accuracy = json.loads(row["accuracy"] or "{}")
-        values = (shared.nested(accuracy, name) for name in TABLE_1_BENCHMARKS)
-        value = next((value for value in values if isinstance(value, (int, float))), None)
-        if value is not None:
-            measured.setdefault(row["run"], {})[row["label"].partition(":")[2]] = float(value)
+        unscreened = json.loads(row["not_screened"] or "{}")
+        values = ((shared.nested(accuracy, name), name not in unscreened) for name in TABLE_1_BENCHMARKS)
+        found = next(((float(value), ok) for value, ok in values if isinstance(value, (int, float))), None)
+        if found is not None:
+            measured.setdefault(row["run"], {})[row["label"].partition(":")[2]] = found
     return {run: {stage: own[stage] for stage in TABLE_1 if stage in own} for run, own in measured.items()}
 
 

@@ -1,4 +1,6 @@
 import json
+import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -13,9 +15,12 @@ from nautile.data.tokenizer import tokenizer_for
 from nautile.evals.running import answerers
 from nautile.evals.running.answerers import Answer, CheckpointAnswerer, SkippedQuestion
 from nautile.model.decoding.buckets import length_buckets
+from nautile.store.artifacts import Store
 from nautile.tasks.engine.job import Job
 from nautile.tasks.evaluate import evaluate, questions
+from nautile.tasks.held_out import held_out
 from tests.evals.running.conftest import RANKS
+from tests.support.samples.stage_store import published
 
 pytestmark = pytest.mark.slow
 
@@ -113,9 +118,15 @@ SECTION = {
 }
 
 
-def job(checkpoint, staging, emit=silent, **section):
-    inputs = {"checkpoint": checkpoint} if checkpoint else {}
-    return Job("evaluate", "k" * 64, "e", {**SECTION, **section}, inputs, staging, emit)
+def job(checkpoint, root, emit=silent, **section):
+    """An evaluation of a checkpoint of a store in `root`, whose training text is not known."""
+    store, inputs = Store(root), {}
+    if checkpoint:
+        folder = store.staging("c" * 64) / "output"
+        shutil.copytree(checkpoint, folder)
+        made = {"stage": "pretrain", "version": 1, "config": {}, "inputs": {}, "facts": {}}
+        inputs["checkpoint"] = store.publish("checkpoint", "c" * 64, folder, **made).path
+    return Job("evaluate", "e" * 64, "e", {**SECTION, **section}, inputs, store.staging("e" * 64), emit)
 
 
 def test_the_stage_writes_scores_rows_and_samples_and_continues(checkpoint, tmp_path):
@@ -159,11 +170,35 @@ def test_both_ways_are_asked_of_a_checkpoint(checkpoint, tmp_path):
     scores = json.loads((out / "scores.json").read_text())
     assert list(scores["likelihood"]) == ["wiki_choice"]
     assert scores["likelihood"]["wiki_choice"]["items"] == 6
+    note = "training text was not screened for it"  # nothing is known of the checkpoint's text
+    assert scores["likelihood"]["wiki_choice"]["not_screened"] == note
+    assert "Wikipedia choice (stand-in, not screened for)" in (out / "breakdown.md").read_text()
+    facts = json.loads((both.staging / "facts" / "evaluation.json").read_text())
+    assert facts["not_screened"] == {"wiki_choice": note}
+    assert scores["benchmarks"]["held_out"]["not_screened"] is None  # kept apart by a hash of the question
     assert "per byte" in scores["protocol"]["likelihood"]
     assert len((out / "likelihood.jsonl").read_text().splitlines()) == 6
     alone = {**SECTION["evaluate"], "ways": ["likelihood"], "benchmarks": ()}
     with pytest.raises(ConfigError, match="none of the benchmarks has answer options"):
         evaluate.work(job(checkpoint, tmp_path / "alone", evaluate=alone))
+
+
+def test_the_lineage_tells_which_questions_training_text_was_screened_for(checkpoint, tmp_path):
+    likelihood = {**SECTION["evaluate"], "ways": ["likelihood"], "held_out": None}
+    asked = job(checkpoint, tmp_path, evaluate=likelihood)
+    store = Store(tmp_path)
+    section = {"held_out": {"benchmarks": [{"name": "wiki_choice", "items": 2}]}}
+    gathered = Job("held_out", "q" * 64, "q", section, {}, store.staging("d" * 64), silent)
+    held_out.work(gathered)
+    given = {"stage": "toy", "version": 1, "config": {}, "facts": {}}
+    listed = store.publish("questions", "d" * 64, gathered.output("questions"), inputs={}, **given)
+    text = published(store, "tokens", "text", inputs={"questions": listed.full_id})
+    folder = store.staging("a" * 64) / "output"
+    shutil.copytree(checkpoint, folder)
+    trained = store.publish("checkpoint", "a" * 64, folder, inputs={"web": text.full_id}, **given)
+    evaluate.work(replace(asked, inputs={"checkpoint": trained.path}))
+    score = json.loads((asked.output("evaluation") / "scores.json").read_text())["likelihood"]["wiki_choice"]
+    assert score["not_screened"] == "training text was not screened for 4 of its 6 questions"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,19 @@ def rows(benchmark, verdicts):
     return [row(benchmark, index, bool(right)) for index, right in enumerate(verdicts)]
 
 
+def test_a_comparison_says_which_side_was_not_screened_for():
+    a = [row("gsm8k", n, True, screened=True) for n in range(4)]
+    b = [row("gsm8k", n, True, screened=n > 0) for n in range(4)]
+    result = compare(a, b)
+    note = "training text was not screened for 1 of its 4 questions"
+    assert result["benchmarks"]["gsm8k"]["not_screened"] == {"b": note}
+    table = comparison_table(result, "Before", "After")
+    assert table.rows[0][0] == "GSM8K (0-shot) (not screened for)"
+    assert f"GSM8K (0-shot) (not screened for): {note} (After)." in table.notes
+    plain = compare(a, a)["benchmarks"]["gsm8k"]
+    assert (plain["title"], plain["not_screened"]) == ("GSM8K (0-shot)", {})
+
+
 def test_leads_and_p_are_those_of_the_discordant_pairs():
     a, b = rows("gsm8k", [1] * 10 + [0] * 10), rows("gsm8k", [1] * 8 + [0] * 2 + [1] * 9 + [0])
     result = compare(a, b)["benchmarks"]["gsm8k"]

@@ -1,7 +1,7 @@
 import pytest
 
 from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
-from nautile.evals.scoring.scores import composite, score, summarise
+from nautile.evals.scoring.scores import composite, marked_title, score, summarise
 from nautile.evals.tables import paper_figures as paper
 from nautile.evals.tables.breakdown import counts_table
 
@@ -26,6 +26,27 @@ def rows(name, right, wrong, **fields):
 
 def everything(right, wrong):
     return [row for name in BENCHMARKS for row in rows(name, right, wrong)]
+
+
+def test_a_score_says_of_how_many_questions_training_text_was_not_screened():
+    def score_of(*parts):
+        lines = [line for count, screened in parts for line in rows("gsm8k", count, 0, screened=screened)]
+        return score("gsm8k", [{**line, "id": str(n)} for n, line in enumerate(lines)])
+
+    none, all_of_them, some = score_of((4, True)), score_of((4, False)), score_of((3, True), (1, False))
+    assert (none["not_screened"], marked_title(none)) == (None, "GSM8K (0-shot)")
+    assert score("gsm8k", rows("gsm8k", 4, 0))["not_screened"] is None  # of a model behind an endpoint
+    assert all_of_them["not_screened"] == "training text was not screened for it"
+    assert some["not_screened"] == "training text was not screened for 1 of its 4 questions"
+    assert marked_title(some) == "GSM8K (0-shot) (not screened for)"
+    parts = {
+        "arc_easy": rows("arc_easy", 2, 0, screened=True),
+        "arc_challenge": rows("arc_challenge", 2, 0, screened=False),
+    }
+    assert composite("arc", parts)["not_screened"] == "training text was not screened for 2 of its 4 questions"
+    everything_but_one = [line | {"screened": line["benchmark"] != "piqa"} for line in everything(1, 1)]
+    average = summarise(everything_but_one, "m", {})["average"]
+    assert average["not_screened"] == f"training text was not screened for 2 of its {2 * len(BENCHMARKS)} questions"
 
 
 def test_a_score_counts_and_bounds():

@@ -5,18 +5,21 @@ import pytest
 
 from nautile.evals.scoring.scores import summarise
 from nautile.evals.tables import paper_figures as paper
+from nautile.evals.tables.breakdown import breakdown
+from nautile.evals.tables.ladder import ladder, ladder_table, verdict
 from nautile.evals.tables.results import MISSING, signed, table_1, table_2, to_html, to_json, to_markdown
 
 PLAIN = {"chance": 0.0, "truncated": False, "tokens_out": 1, "finished_thinking": True}
 
 
-def scores_of(**benchmarks):
+def scores_of(screened=None, **benchmarks):
     """scores.json of a model that got `right` of `n` in each benchmark."""
     rows = []
     for name, (right, n) in benchmarks.items():
         for index in range(n):
             row = {"benchmark": name, "index": index, "strict": index < right, "lenient": index < right}
             row |= {"id": str(index), "prompt_digest": str(index)}
+            row["screened"] = screened
             rows.append(row | dict.fromkeys(("category", "left_out", "problem")) | PLAIN)
     return summarise(rows, "m", {})
 
@@ -34,6 +37,25 @@ def test_table_2_has_every_row_of_the_paper_and_the_stand_ins_apart():
     assert stand_in[1].startswith("90.0")
     assert set(stand_in[2:-1]) == {MISSING}
     assert "stands in for GSM8K" in stand_in[-1]
+
+
+def test_every_table_says_which_scores_training_text_was_not_screened_for():
+    asked = {"gsm8k": (20, 100), "gsm_symbolic": (9, 10)}
+    clean, other = scores_of(True, **asked), scores_of(False, **asked)
+    note = "training text was not screened for it"
+    cells = {row[0]: row[-1] for row in table_2({"a": clean, "b": other}).rows}
+    assert cells["GSM8K (0-shot)"] == f"100 of the split's 1,319 questions; {note} (b)"
+    assert cells["GSM-Symbolic (stand-in)"].endswith(f"; {note} (b)")
+    stages = {"pretrain": clean, "align": other}
+    first = table_1(stages)
+    assert f"GSM8K (0-shot): {note} (align)." in first.notes
+    assert [note in row[-1] for row in first.rows] == [False, True, False, False]
+    climbed = ladder(stages, {})
+    assert f"GSM8K (0-shot): {note} (align)." in ladder_table(climbed).notes
+    assert f"{note} (align)" in verdict(climbed)
+    assert not any(note in to_markdown(table) for table in (table_2({"a": clean}), table_1({"pretrain": clean})))
+    titles = [row[0] for row in breakdown(other)[0].rows]
+    assert titles == ["GSM8K (0-shot) (not screened for)", "GSM-Symbolic (stand-in, not screened for)"]
 
 
 def test_table_2_takes_several_models_each_beside_its_own_column_and_none():

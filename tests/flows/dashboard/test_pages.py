@@ -59,6 +59,8 @@ def test_the_history_has_days_and_joins_the_stages_of_one_run_alone():
     assert line["encoding"]["detail"]["field"] == "run"
     assert line["encoding"]["x"]["type"] == "temporal"
     assert "%d %b" in line["encoding"]["x"]["axis"]["format"]
+    *_, dots = history([row | {"not_screened": "not at all"} for row in points]).spec["layer"]
+    assert dots["encoding"]["tooltip"][-1]["field"] == "not_screened"
 
 
 def test_a_table_leaves_out_what_was_not_measured_and_names_it():

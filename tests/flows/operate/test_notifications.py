@@ -161,6 +161,9 @@ def test_a_finished_run_has_its_score_and_its_page(store, monkeypatch):
     assert text.startswith("toy finished, 2 steps.")
     assert text.endswith(f"\nAfter align: {title_of('held_out')} 28.7 %.")  # and nothing of what was not measured
     assert finished_text(store, "toy", {"ingest": {}}) == "toy finished, 1 step. `nautile status` lists what they made."
+    facts |= {"not_screened": {"held_out": "training text was not screened for it"}}
+    outputs["evaluate:align"]["evaluation"] = published(store, "evaluation", "f", facts=facts).full_id
+    assert f"{title_of('held_out')} (not screened for) 28.7 %" in finished_text(store, "toy", outputs)
     monkeypatch.setenv("NAUTILE_DASHBOARD_URL", "http://127.0.0.1:8501")
     page = f"http://127.0.0.1:8501/?run={RUN}"
     assert message("finished", "x" * 5000, run=RUN)["text"].endswith(f"\nThe run in the dashboard: {page}")

@@ -33,11 +33,11 @@ def rows(right, questions=range(40), benchmark="held_out"):
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-def evaluated(store, run, content):
+def evaluated(store, run, content, **facts):
     """Publish the evaluation by which a run is compared, by default that after self-distillation."""
     step = next(step for step in run.prepared.steps if step.label == (run.after or "evaluate:self_distill"))
     folder = filled(store.staging(step.key) / "output", {"rows.jsonl": content})
-    given = {"stage": "evaluate", "version": 1, "config": {}, "inputs": {}, "facts": {}}
+    given = {"stage": "evaluate", "version": 1, "config": {}, "inputs": {}, "facts": facts}
     return store.publish("evaluation", step.key, folder, label=step.label, **given)
 
 
@@ -89,6 +89,15 @@ def test_arms_are_tested_against_the_first_on_the_same_questions(store, sweep_of
     assert "not measured" in text
     assert f"{expected.p:.3g} *" in text
     assert max(map(len, text_of(report, 80).splitlines())) <= 80
+
+
+def test_a_benchmark_that_an_arm_was_not_screened_for_is_marked(store, sweep_of, report_of):
+    sweep = sweep_of(GRID)
+    evaluated(store, sweep.runs[0], rows(lambda n: n < 20))
+    evaluated(store, sweep.runs[1], rows(lambda n: n < 20), not_screened={"held_out": "not at all"})
+    report = report_of(sweep)
+    assert report["metrics"][0]["title"] == "Held-out problems (not screened for)"
+    assert "Held-out problems (not screened for), strict" in text_of(report)
 
 
 def test_an_arm_may_be_compared_by_another_evaluation(store, sweep_of, report_of):

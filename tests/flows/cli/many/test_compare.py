@@ -49,6 +49,15 @@ def test_two_folders_are_compared_and_shown(sides, store):
     assert "7 more" in text
 
 
+def test_a_side_that_was_not_screened_for_is_named_in_text_and_json(sides, store, tmp_path):
+    path = tmp_path / "b" / "rows.jsonl"
+    path.write_text(path.read_text().replace('"screened": null', '"screened": false'))
+    comparison = compare_evaluations(store, *sides, "strict", "generate")
+    note = "training text was not screened for it"
+    assert comparison["benchmarks"]["sums"]["not_screened"] == {"b": note}
+    assert f"sums (not screened for): {note} (B)." in render(comparison, 0)
+
+
 def test_a_file_that_is_still_being_written_is_read_and_not_changed(sides, store, tmp_path):
     path = tmp_path / "b" / "rows.jsonl"
     torn = path.read_bytes()[:-20]
