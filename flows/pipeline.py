@@ -22,12 +22,11 @@ from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment, flow_run
 
-from nautile.common.commands import retry_command
+from nautile.common.commands import config_words, retry_command
 from nautile.common.errors import ConfigError
 from nautile.common.processes import give_way
 from nautile.configs.load import load_form
 from nautile.configs.schema import RunConfig
-from nautile.flows.cli.terminal import config_words
 from nautile.flows.compile_ahead import compiling_ahead
 from nautile.flows.dag import Need, Step
 from nautile.flows.forms import ConfigName, Overrides, RunName, StageName, end_with_server, failed_state, run_name

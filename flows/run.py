@@ -20,12 +20,12 @@ from nautile.common.text import counted, duration, visible
 from nautile.configs.changes import describe_changes
 from nautile.configs.operation import TelemetryConfig
 from nautile.configs.schema import RunConfig
-from nautile.flows.cli.tables import relative
 from nautile.flows.forecast import asks_paid_endpoints, forecast_calls, forecast_lines
 from nautile.flows.operate import prefect_server
 from nautile.flows.operate.services import join_server, url_of
 from nautile.flows.progress_view import LiveView, LogView, RunProgress, summary_table, view_for
 from nautile.flows.readiness import has_prompt_files, missing_settings, missing_webhook, refuse_missing_rows
+from nautile.flows.render import relative
 from nautile.flows.selection import PreparedRun, Selection, check_ray_hosts, is_in_store, outdated_lines, prepare_run
 from nautile.store.artifacts import Store
 from nautile.store.mirror import open_store

@@ -137,6 +137,19 @@ def test_there_are_no_import_cycles():
     assert not cyclic, f"in a cycle: {cyclic}"
 
 
+def test_only_the_command_line_imports_the_command_line():
+    """And commands of the uses, which take their arguments and print as the others do: by `flows.cli.terminal`."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {name}"
+        for path in sources("flows", "uses")
+        if not path.is_relative_to(ROOT / "flows" / "cli")
+        for node, name in imports_of(path)
+        if name.startswith("nautile.flows.cli")
+        and (package_of(module_of(path)) != "uses" or name != "nautile.flows.cli.terminal")
+    ]
+    assert not found, f"move what they share out of `flows.cli`: {found}"
+
+
 def test_the_engine_reaches_no_stage_no_evaluation_and_no_reader_of_data():
     graph = import_graph()
     engine = {name for name in graph if name.startswith("nautile.tasks.engine")}
