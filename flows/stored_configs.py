@@ -25,9 +25,7 @@ def store_config(store: Store, config: RunConfig, base: RunConfig | None, words:
     `words`: the configuration as the command line names it, quoted for a shell. Raises `ConfigError` if the store is
     not writable.
     """
-    # Only what was set: whether a field was set decides for some what its default is.
-    table, base_table = (settings.model_dump(mode="json", exclude_unset=True) for settings in (config, base or config))
-    text = ServedConfig(name=words, table=table, base=base_table).model_dump_json()
+    text = ServedConfig.of(words, config, base or config).model_dump_json()
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     path = store.stored_config(digest)
     with writing(store.root):

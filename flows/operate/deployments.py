@@ -96,9 +96,10 @@ def serve(config: RunConfig, argument: str, limit: int | None, runs: int) -> Non
     `argument`: the configuration as given on the command line. `limit`: maximum parallel steps per resource, in place
     of those in `[resources]`. `runs`: maximum parallel flow runs.
     """
+    served = ServedConfig.of(argument, config, load_base(argument)).model_dump_json()
     # The processes of flow runs inherit these. Prefect starts them with `-m`, which would otherwise import from the
     # working directory: see `common.processes.module_command`.
-    os.environ |= {WORKER: _served_text(config, argument), SERVED_BY: str(os.getpid()), "PYTHONSAFEPATH": "1"}
+    os.environ |= {WORKER: served, SERVED_BY: str(os.getpid()), "PYTHONSAFEPATH": "1"}
     limits = step_limits(config, limit)
     asyncio.run(_serve(config.name, lambda: deployments(config, argument), limits, runs, config.launch.niceness))
 
@@ -117,7 +118,7 @@ def register(config: RunConfig, argument: str, pool_type: str, limit: int | None
         (entry, settings.get(part_of(entry)) or config.deployment(part_of(entry)))
         for entry in deployments(config, argument)
     ]
-    worker = {WORKER: _served_text(config, argument)}
+    worker = {WORKER: ServedConfig.of(argument, config, load_base(argument)).model_dump_json()}
     return asyncio.run(_register(config.name, entries, POOL_TYPES[pool_type], step_limits(config, limit), worker))
 
 
@@ -188,15 +189,6 @@ def declare(config: str) -> dict[str, Any]:
 
     asyncio.run(declare_limits(load(config)))
     return {}
-
-
-def _served_text(config: RunConfig, argument: str) -> str:
-    """The value of NAUTILE_WORKER for the workers of a configuration."""
-    # Only what differs from the defaults: the value is an environment variable, and the server stores it with each job.
-    table, base = (
-        settings.model_dump(mode="json", exclude_defaults=True) for settings in (config, load_base(argument))
-    )
-    return ServedConfig(name=argument, table=table, base=base).model_dump_json()
 
 
 def _deployment(flow: Flow[..., Any], config: RunConfig, parameters: dict[str, Any], **more: Any) -> RunnerDeployment:

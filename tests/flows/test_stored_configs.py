@@ -33,8 +33,8 @@ def test_a_reference_outlives_its_file_and_takes_further_overrides(store, tmp_pa
 
 def test_the_gates_of_the_deployed_configuration_hold_for_a_reference(store, monkeypatch):
     reference = store_config(store, load("local"), None, "local")
-    table = load("local", ["operation.reason.approve=true"]).model_dump(mode="json", exclude_unset=True)
-    monkeypatch.setenv(WORKER, ServedConfig(name="served.toml", table=table, base=table).model_dump_json())
+    served = load("local", ["operation.reason.approve=true"])
+    monkeypatch.setenv(WORKER, ServedConfig.of("served.toml", served, served).model_dump_json())
     config, base, _ = follow(store, reference, ())
     assert base == load("local")
     assert config.operation.of("reason").approve
