@@ -22,6 +22,7 @@ from nautile.configs.load import load
 from nautile.flows.cli import inspect
 from nautile.flows.operate import questions, reconcile
 from nautile.flows.operate.prefect_server import require_api
+from nautile.flows.pipeline import pipeline
 from nautile.flows.run import exit_code, print_failure
 from nautile.flows.selection import PreparedRun, Selection
 from nautile.flows.stored_configs import follow
@@ -79,6 +80,17 @@ def test_a_second_run_reuses_every_stage_and_is_seen_in_the_server_that_the_oper
     parameters = flow_run["parameters"]
     assert (parameters["overrides"], parameters["only"], parameters["name"]) == ([], "", "toy")
     assert follow(Store(bench.store), parameters["config"], ()) == (load(TOY), load(TOY), str(TOY))
+    # They can be followed by others: Prefect's own command runs the same again.
+    entrypoint = f"{pipeline.fn.__module__}.{pipeline.fn.__name__}"
+    again = subprocess.run(
+        [sys.executable, "-P", "-m", "prefect", "flow-run", "retry", newest["id"], "--entrypoint", entrypoint],
+        env=environment(bench.store, PREFECT_HOME=bench.home, **bench.server(), **TOY_DAG),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "completed successfully" in again.stdout, again.stdout + again.stderr
+    assert {a.id: a.execution for a in Store(bench.store).list()} == before
     assert len(runs) == 14
     assert {run["state_type"] for run in runs} == {"COMPLETED"}
     assert not any(run["tags"] for run in runs)  # Prefect would ask for a limit of each before the task begins
