@@ -3,12 +3,18 @@
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 
 def shell_command(*words: object) -> str:
     """The words as one line for a shell, each quoted if it has a character that a shell would read."""
     return shlex.join(map(str, words))
+
+
+def config_words(config: str, settings: Sequence[str] | None) -> str:
+    """The configuration and its `--set` options, quoted for a shell, for commands that are printed."""
+    return shell_command(config, *(word for setting in settings or () for word in ("--set", setting)))
 
 
 def retry_command(run: str) -> str:

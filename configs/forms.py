@@ -10,7 +10,7 @@ other configurations that a form names.
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -31,6 +31,12 @@ class ServedConfig(Section):
     name: str
     table: dict[str, Any]
     base: dict[str, Any]
+
+    @classmethod
+    def of(cls, name: str, config: RunConfig, base: RunConfig) -> Self:
+        """Two loaded configurations as tables, with what was set: for some fields that decides what others mean."""
+        table, base_table = (settings.model_dump(mode="json", exclude_unset=True) for settings in (config, base))
+        return cls(name=name, table=table, base=base_table)
 
 
 def served_here() -> ServedConfig | None:

@@ -14,7 +14,14 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import MOST_PARTS, NotToml, parse_toml, read_bounded_toml
 from nautile.common.text import did_you_mean, visible
 from nautile.configs.base import Section
-from nautile.configs.forms import WORKERS_SECTIONS, not_in_forms, refuse_in_form, served_here, with_gates_of
+from nautile.configs.forms import (
+    WORKERS_SECTIONS,
+    ServedConfig,
+    not_in_forms,
+    refuse_in_form,
+    served_here,
+    with_gates_of,
+)
 from nautile.configs.schema import RunConfig
 
 SectionPart = TypeVar("SectionPart", bound=Section)
@@ -83,17 +90,21 @@ def load_own(path: Path, model: type[SectionPart]) -> SectionPart:
         raise ConfigError(f"{path}: is nested too deep") from None
 
 
-def load_form(name: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, RunConfig]:
+def load_form(
+    name: str, overrides: Sequence[str] = (), stored: ServedConfig | None = None
+) -> tuple[RunConfig, RunConfig]:
     """Load the configuration that a form of Prefect names, with its overrides; returns it and its base.
 
     `name`: the configuration that the worker serves, a shipped one, or a path on the worker. `overrides`: as `settings`
-    of `load`. Raises `ConfigError` with the fields of form and configuration, also for what `configs.forms` refuses.
+    of `load`. `stored`: the configuration, where `name` refers to one in the store. Raises `ConfigError` with the
+    fields of form and configuration, also for what `configs.forms` refuses.
     """
     served = served_here()
     is_served = served is not None and served.name == name
+    known = served if is_served else stored
     try:
-        if served and is_served:
-            table, base = served.table, RunConfig.model_validate(served.base or served.table)
+        if known:
+            table, base = known.table, RunConfig.model_validate(known.base or known.table)
         else:
             table, base = _read(locate(name)), load_base(name)
         before = RunConfig.model_validate(table)

@@ -9,7 +9,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
@@ -25,9 +24,7 @@ from prefect.runtime import deployment, flow_run
 from nautile.common.commands import retry_command
 from nautile.common.errors import ConfigError
 from nautile.common.processes import give_way
-from nautile.configs.load import load_form
 from nautile.configs.schema import RunConfig
-from nautile.flows.cli.terminal import config_words
 from nautile.flows.compile_ahead import compiling_ahead
 from nautile.flows.dag import Need, Step
 from nautile.flows.forms import ConfigName, Overrides, RunName, StageName, end_with_server, failed_state, run_name
@@ -37,6 +34,7 @@ from nautile.flows.operate.notifications import finished_text, notifying
 from nautile.flows.plans import recorded, refused
 from nautile.flows.run_state import FIRST_UNFINISHED
 from nautile.flows.selection import PreparedRun, Selection, check_ray_hosts, outdated_lines, prepare_run
+from nautile.flows.stored_configs import follow
 from nautile.store.artifacts import Store
 from nautile.store.mirror import open_store
 from nautile.tasks.engine.child_process import cancelling
@@ -48,10 +46,6 @@ from nautile.tasks.engine.stage import RunContext
 log = logging.getLogger(__name__)
 
 Outputs = dict[str, dict[str, str]]
-
-# The configuration and run that `nautile run` has prepared before Prefect starts. It is not a parameter of the flow,
-# because Prefect would store and show it.
-prepared_run: ContextVar[tuple[RunConfig, PreparedRun] | None] = ContextVar("prepared_run", default=None)
 
 
 class StageFailed(RuntimeError):
@@ -70,6 +64,7 @@ def pipeline(
     from_: StageName = "",
     until: StageName = "",
     force: bool = False,
+    ask_again: bool = False,
     name: RunName = "",
 ) -> Outputs | State[Any]:
     """Run a configuration, or the selected part of it.
@@ -78,22 +73,23 @@ def pipeline(
     Raises `StageFailed` after all steps that do not depend on the failed step have ended.
 
     Args:
-        config: The configuration that is deployed here, the name of a shipped one, or the path of a file on the worker.
+        config: The configuration that is deployed here, the name of a shipped one, the path of a file on the worker, or
+            the reference to one in the store, as a run of `nautile run` has it.
         overrides: Values that replace those of the configuration, one in each entry, such as `reason.policy.steps=3`.
         only: Run this stage alone (`reason`), or one step of it (`evaluate:align`).
         from_: Begin with this stage, and read what comes before it from the store.
         until: Stop after this stage.
         force: Run the chosen stages again. What they replace is kept.
+        ask_again: With `force`, ask endpoints again for replies that are in the store. It costs again.
         name: What the run is called. Without it, it keeps the name that it has.
     """
-    return run_selected(
-        config, overrides, Selection(first=from_ or None, last=until or None, only=only or None, force=force)
-    )
+    selection = Selection(first=from_ or None, last=until or None, only=only or None, force=force, ask_again=ask_again)
+    return run_selected(config, overrides, selection)
 
 
 @sent_before_the_end()
 def run_selected(argument: str, overrides: Sequence[str], selection: Selection) -> Outputs | State[Any]:
-    """The body of `pipeline`. A run prepared by `nautile run` replaces the parameters.
+    """The body of `pipeline`.
 
     The run of a deployment ends in a state with a message about each failed step, instead of an exception: nobody but
     Prefect catches that, and shows its stack trace twice.
@@ -113,35 +109,28 @@ def run_selected(argument: str, overrides: Sequence[str], selection: Selection) 
 
 
 def _run(argument: str, overrides: Sequence[str], selection: Selection) -> Outputs | State[Any]:
-    run_id, prepared = str(flow_run.id), prepared_run.get()
-    if prepared is None:
-        try:
-            config, base = load_form(argument, overrides)
-            store = open_store()
-        except ConfigError as error:
-            return refused(argument, error)
-    else:
-        config, run = prepared
+    run_id = str(flow_run.id)
+    try:
         store = open_store()
+        config, base, words = follow(store, argument, overrides)
+    except ConfigError as error:
+        return refused(argument, error)
 
     def resume(label: str) -> str:
         # A deployment's run is retried in Prefect with its parameters; a run from a terminal with its command.
-        if deployment.id:
-            return retry_command(run_id)
-        return prepared[1].resume_command(label) if prepared else ""
+        return retry_command(run_id) if deployment.id else selection.command(words, label)
 
     give_way(config.launch.niceness)
     with notifying(config.operation.notify, config.name, run_id, resume) as notifier:
-        if prepared is None:  # inside `notifying`, so that a deployment's invalid selection sends a message
-            try:
-                run = prepare_run(config, selection, store, config_words(argument, overrides), base)
-                check_ray_hosts(store, config.launch, run)
-            except ConfigError as error:
-                # Without a command: a retry has the same form.
-                notifier.failed("", error, "")
-                return refused(argument, error)
-            for line in outdated_lines(store, run):
-                get_run_logger().warning(line)
+        try:  # inside `notifying`, so that a deployment's invalid selection sends a message
+            run = prepare_run(config, selection, store, words, base)
+            check_ray_hosts(store, config.launch, run)
+        except ConfigError as error:
+            # Without a command: a retry has the same form.
+            notifier.failed("", error, "")
+            return refused(argument, error)
+        for line in outdated_lines(store, run) if deployment.id else ():  # `nautile run` has printed them
+            get_run_logger().warning(line)
         _link_dashboard(run_id)
         # The order of entering: lock the run (from now on a kill is detectable), record its plan, make cancelling end
         # the child processes, compile ahead. They are left in reverse: nothing runs any more when the end is recorded.

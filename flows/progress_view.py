@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nautile.common.text import duration
-from nautile.flows.cli.tables import text_table
+from nautile.flows.render import text_table
 from nautile.tasks.engine.progress import RateMeter, describe_progress
 
 State = Literal["waiting", "running", "reused", "done", "failed", "cancelled"]

@@ -20,13 +20,14 @@ from nautile.common.text import counted, duration, visible
 from nautile.configs.changes import describe_changes
 from nautile.configs.operation import TelemetryConfig
 from nautile.configs.schema import RunConfig
-from nautile.flows.cli.tables import relative
 from nautile.flows.forecast import asks_paid_endpoints, forecast_calls, forecast_lines
 from nautile.flows.operate import prefect_server
 from nautile.flows.operate.services import join_server, url_of
 from nautile.flows.progress_view import LiveView, LogView, RunProgress, summary_table, view_for
 from nautile.flows.readiness import has_prompt_files, missing_settings, missing_webhook, refuse_missing_rows
+from nautile.flows.render import relative
 from nautile.flows.selection import PreparedRun, Selection, check_ray_hosts, is_in_store, outdated_lines, prepare_run
+from nautile.flows.stored_configs import store_config
 from nautile.store.artifacts import Store
 from nautile.store.mirror import open_store
 from nautile.tasks.engine.dashboard_links import DASHBOARD_URL
@@ -119,27 +120,29 @@ def run(
             # Prefect reads its settings at import, and only now are they all set.
             with collector_paused():
                 from prefect import tags
+                from prefect.exceptions import FailedRun
 
                 from nautile.flows.operate.automations import TAG
                 from nautile.flows.operate.reconcile import reconcile_if_possible
-                from nautile.flows.pipeline import StageFailed, pipeline, prepared_run
+                from nautile.flows.pipeline import StageFailed, pipeline
 
             for result in reconcile_if_possible(store):
                 out.print(Text(result.line()), soft_wrap=True)
-            token = prepared_run.set((config, prepared))
+            # By reference, so that whoever follows the flow's parameters later runs the same.
+            reference = store_config(store, config, base, argument)
             try:
                 with tags(TAG, config.name):
                     outputs: dict[str, dict[str, str]] = pipeline(  # type: ignore[assignment]  # no State is asked for
-                        argument + selection.options(), name=name or run_name_of(config)
+                        reference, **selection.parameters(), name=name or run_name_of(config)
                     )
+            except FailedRun as refusal:  # what was checked above has changed since
+                raise ConfigError(str(refusal)) from None
             except StageFailed as failure:
                 # The details go into the log; the terminal gets one paragraph per step below.
                 log.error("the run failed", exc_info=failure)
                 failures = failure.failures
             else:
                 failures = {}
-            finally:
-                prepared_run.reset(token)
     except (KeyboardInterrupt, SystemExit):
         labels = [step.label for step in progress.steps.values() if step.state in ("running", "cancelled")]
         where = f" in {', '.join(labels)}" if labels else ""

@@ -7,19 +7,21 @@ it every few seconds, also after the processes of the run have ended.
 import json
 import operator
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import PurePath
 from typing import Any
 
 from nautile.common.commands import program, shell_command
+from nautile.common.errors import ConfigError
 from nautile.common.text import counted, duration
 from nautile.configs.changes import Change, read_changes
 from nautile.data.tokens.losses import LOST
 from nautile.flows.operate.questions import waiting
 from nautile.store.artifacts import Artifact, Store
-from nautile.store.catalog import CatalogRow
+from nautile.store.catalog import Catalog, CatalogRow
 from nautile.store.events import read_live
 from nautile.store.manifest import RUN, host
 from nautile.store.staging_mirror import upload_note
@@ -29,6 +31,7 @@ Query = Callable[..., list[CatalogRow]]  # (SQL, parameters...) -> rows
 FINISHED = ("done", "reused")
 LIVE = ("running", "waiting")
 MOST_SEARCHED = 10_000  # newest runs that a search for one looks through
+PATIENCE_S = 0.3  # how long to wait for processes that write the catalog, before it is read without an update
 # A run of another machine of which nothing was heard for so long is not called running any more. No shorter: a machine
 # sends its events when a step ends, and a training may take a day. Nor is it called dead: nothing here shows that.
 SILENT = timedelta(hours=48)
@@ -396,3 +399,28 @@ def live_run(summaries: Sequence[CatalogRow], store: Store, questions: Mapping[s
 def newest_with_content(summaries: Sequence[CatalogRow]) -> CatalogRow | None:
     """The run to show by default: the newest that has begun a step, else the newest."""
     return next((row for row in summaries if row["stages"]), summaries[0] if summaries else None)
+
+
+def run_named(name: str, runs: Mapping[str, str | None]) -> str | None:
+    """The id in `runs` (id -> name of the run) that begins with `name`, or whose run has that name, or None.
+
+    Raises `ConfigError` if several runs match.
+    """
+    matching = [run for run, run_name in runs.items() if run.startswith(name) or run_name == name]
+    if len(matching) > 1:
+        known = ", ".join(run[:8] for run in matching[:8])
+        raise ConfigError(f"{name!r} matches more than one run ({known}): give more digits of its id")
+    return matching[0] if matching else None
+
+
+@contextmanager
+def reading(store: Store) -> Iterator[Query]:
+    """Open the catalog for queries inside the block: (SQL, parameters...) -> rows. Without a store, no rows."""
+    store.refresh(events=True)
+    if not store.root.exists():
+        yield lambda sql, *parameters: []
+        return
+    catalog = Catalog(store)
+    catalog.catch_up(patience=PATIENCE_S)
+    with catalog.reading() as query:
+        yield query

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nautile.common.commands import program, shell_command
 from nautile.common.errors import ConfigError
@@ -28,6 +29,11 @@ class Selection(Section):
     force: bool = False
     ask_again: bool = False
 
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of the flow `pipeline` that select the same."""
+        texts = {"only": self.only or "", "from_": self.first or "", "until": self.last or ""}
+        return texts | {"force": self.force, "ask_again": self.ask_again}
+
     def options(self, stopped_at: str | None = None) -> str:
         """The options of `nautile run`, quoted for a shell, that resume this selection after it stopped at a step.
 
@@ -39,6 +45,10 @@ class Selection(Section):
         words = [word for option, stage in stages if stage for word in (option, stage)]
         words += [flag for flag, is_set in flags if is_set]
         return f" {shell_command(*words)}" if words else ""
+
+    def command(self, argument: str, stopped_at: str | None = None) -> str:
+        """The shell command that runs this selection from the current folder. `argument`: as of `PreparedRun`."""
+        return f"{shell_command(program(), 'run')} {argument}{self.options(stopped_at)}"
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ class PreparedRun:
 
     def resume_command(self, stopped_at: str | None = None) -> str:
         """The shell command that resumes the run from the current folder."""
-        return f"{shell_command(program(), 'run')} {self.argument}{self.selection.options(stopped_at)}"
+        return self.selection.command(self.argument, stopped_at)
 
 
 def prepare_run(

@@ -99,6 +99,10 @@ class Layout:
         """A record of each sweep."""
         return self.root / "sweeps"
 
+    def stored_config(self, digest: str) -> Path:
+        """The configuration of a run, by which a flow's parameter names it (flows/stored_configs.py)."""
+        return self.root / "configurations" / f"{digest}.json"
+
     @property
     def questions(self) -> Path:
         """A note for each run that waits for an answer (flows/operate/approval.py)."""

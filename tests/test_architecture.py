@@ -18,6 +18,12 @@ LAYERS = ("common", "configs", "data", "model", "evals", "rl", "tasks", "flows",
 PACKAGES = (*LAYERS, "store")
 STORE_READERS = ("tasks", "flows", "uses")
 OPERATORS_ONLY = ("prefect", "duckdb", "streamlit")
+# Private names of Prefect that are used, each with its reason.
+PRIVATE_NAMES_OF_PREFECT = {
+    # Its watch for cancelled runs. No public method of a runner ends one run, and the subscription that the watch lives
+    # on misses what happens while the server restarts (tests/flows/operate/test_serving.py).
+    ("flows/operate/deployments.py", "_cancelling_observer"),
+}
 # Modules that may be imported inside a function, because each loads an extra.
 LATE = {"nautile.model.exports.onnx.graph"}
 # Copied into an export, where they import each other and what the project itself never does.
@@ -137,6 +143,19 @@ def test_there_are_no_import_cycles():
     assert not cyclic, f"in a cycle: {cyclic}"
 
 
+def test_only_the_command_line_imports_the_command_line():
+    """And commands of the uses, which take their arguments and print as the others do: by `flows.cli.terminal`."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {name}"
+        for path in sources("flows", "uses")
+        if not path.is_relative_to(ROOT / "flows" / "cli")
+        for node, name in imports_of(path)
+        if name.startswith("nautile.flows.cli")
+        and (package_of(module_of(path)) != "uses" or name != "nautile.flows.cli.terminal")
+    ]
+    assert not found, f"move what they share out of `flows.cli`: {found}"
+
+
 def test_the_engine_reaches_no_stage_no_evaluation_and_no_reader_of_data():
     graph = import_graph()
     engine = {name for name in graph if name.startswith("nautile.tasks.engine")}
@@ -165,6 +184,50 @@ def test_only_jax_sdks_and_commands_are_imported_late():
             if not heavy and target not in LATE:
                 late[name].append(target)
     assert not late, dict(late)
+
+
+def own_names(path: Path) -> set[str]:
+    """The names that a file defines or assigns, also as attributes of `self`."""
+    names: set[str] = set()
+    for node in nodes_of(path):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            names.add(node.attr)
+    return names
+
+
+def private_names_of_prefect(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, name) of each underscore module, attribute and text of `getattr` that can only be Prefect's."""
+    for node, name in imports_of(path):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        parts = [*name.split("."), *names]
+        if parts[0] == "prefect":
+            yield from ((node.lineno, part) for part in parts if part.startswith("_"))
+    if not any(name.split(".")[0] == "prefect" for _, name in imports_of(path)):
+        return
+    own = own_names(path)
+    for node in nodes_of(path):
+        found = ""
+        if isinstance(node, ast.Attribute):
+            found = node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr"):
+            found = str(getattr(node.args[1], "value", ""))
+        if re.match(r"_(?!_)", found) and found not in own:
+            yield node.lineno, found
+
+
+def test_no_private_name_of_prefect_is_used():
+    """Another version of Prefect may lack it without a word. What has no public form is listed with its reason."""
+    found = {
+        (path.relative_to(ROOT).as_posix(), name): line
+        for path in sources(*STORE_READERS, "bench")
+        for line, name in private_names_of_prefect(path)
+    }
+    wrong = [f"{path}:{line}: {name}" for (path, name), line in found.items()]
+    assert set(found) == PRIVATE_NAMES_OF_PREFECT, f"public forms instead, or a reason: {wrong}"
 
 
 def test_every_package_that_is_imported_is_declared():

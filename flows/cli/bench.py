@@ -16,7 +16,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from nautile.configs.model import ModelConfig
-from nautile.flows.cli.tables import text_table
+from nautile.flows.render import text_table
 from nautile.model.capacity.decoding_state import state_bytes
 from nautile.model.decoding.engine import STRIDE
 from nautile.model.decoding.requests import DecodeRequest

@@ -22,7 +22,7 @@ from nautile.evals.running.rows import SampleRow
 from nautile.evals.running.runner import evaluate
 from nautile.evals.scoring.comparison import compare, comparison_table
 from nautile.evals.scoring.intervals import wilson
-from nautile.flows.cli.tables import query_table
+from nautile.flows.render import query_table
 from nautile.model.exports.onnx.folder import add_measurement
 
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from nautile.common.commands import shell_command
+from nautile.common.commands import config_words, shell_command
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.processes import begin_as_usual, give_way, loopback_direct, restart_on_huge_pages
 from nautile.common.text import controls_escaped, visible
@@ -38,7 +38,6 @@ from nautile.flows.cli.terminal import (
     RuntimeOption,
     SetOption,
     complete_stage,
-    config_words,
     console_for,
     json_text,
     print_markdown,
@@ -156,7 +155,7 @@ def sql(
 ) -> None:
     """Query the catalog with SQL, read-only."""
     from nautile.flows.cli import inspect
-    from nautile.flows.cli.tables import query_table
+    from nautile.flows.render import query_table
 
     columns, rows = inspect.sql(the_store(), query)
     show_as([dict(zip(columns, row, strict=True)) for row in rows], as_json, lambda _: query_table(columns, rows))
@@ -201,7 +200,7 @@ def chat(
     if as_json and prompt is None:
         raise ConfigError("--json needs --prompt: an interactive chat prints text only")
     from nautile.flows.cli.chat import Chat, ChatSettings, answer_as_json, converse, heading, stream_answer
-    from nautile.flows.cli.inspect import checkpoint_folder
+    from nautile.flows.named import checkpoint_folder
     from nautile.store.artifacts import checkpoint_name
 
     settings = ChatSettings(max_tokens, temperature, top_k, top_p, thinking_budget, seed)
@@ -236,7 +235,7 @@ def evaluate(
     """Evaluate a checkpoint or an export on held-out problems; an export's card records its comparison (--against)."""
     from nautile.configs.load import load
     from nautile.flows.cli.evaluate import evaluate_folder, evaluation_view
-    from nautile.flows.cli.inspect import checkpoint_folder
+    from nautile.flows.named import checkpoint_folder
 
     other = None if against is None else checkpoint_folder(against)
     result = evaluate_folder(checkpoint_folder(checkpoint), runtime, other, load(config), problems)
@@ -256,7 +255,7 @@ def bench(
     """Measure prefill and decoding speed of a checkpoint or an ONNX export here, and the size of its state."""
     from nautile.flows.cli.bench import STREAMS, bench_view
     from nautile.flows.cli.bench import bench as measure
-    from nautile.flows.cli.inspect import checkpoint_folder
+    from nautile.flows.named import checkpoint_folder
 
     folders = [checkpoint_folder(name) for name in (checkpoint, against) if name]
     show_as(measure(folders, streams or STREAMS), as_json, bench_view)
@@ -285,8 +284,8 @@ def export(
     """Write a checkpoint for other programs: weights, configuration and tokenizer files."""
     from functools import partial
 
-    from nautile.flows.cli.inspect import checkpoint_folder
     from nautile.flows.cli.tables import file_table, how_to_try
+    from nautile.flows.named import checkpoint_folder
     from nautile.model.exports.formats import FORMATS, WITH_BITS
 
     if format_ not in FORMATS:
@@ -346,11 +345,11 @@ def report(
 ) -> None:
     """Print a report, the configuration it is about, and the path of its HTML page."""
     from nautile.common.files import read_json
-    from nautile.flows.cli import inspect
-    from nautile.flows.cli.tables import relative
+    from nautile.flows.named import named_or_newest
+    from nautile.flows.render import relative
     from nautile.tasks.reporting.opening import about_line
 
-    folder = inspect.named_or_newest(the_store(), "report", artifact).path
+    folder = named_or_newest(the_store(), "report", artifact).path
     if as_json:
         print(controls_escaped((folder / "report.json").read_text(encoding="utf-8")))
         return
@@ -387,13 +386,8 @@ def compare(
 
     Or two runs: settings that differ, paired tests of their scores, last values of their curves, time and cost.
     """
-    from nautile.flows.cli.many.compare import (
-        check_choices,
-        compare_evaluations,
-        comparison_view,
-        run_comparison_view,
-        runs_named,
-    )
+    from nautile.flows.cli.many.compare import comparison_view, run_comparison_view, runs_named
+    from nautile.flows.sweep.evaluations import check_choices, compare_evaluations
     from nautile.flows.sweep.runs import compare_runs
     from nautile.store.catalog import Catalog
 

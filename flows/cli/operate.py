@@ -105,7 +105,7 @@ def retry(
 
     For runs of a form, a schedule or an API call: a run from a terminal continues with its own command.
     """
-    from nautile.flows.cli.logs import full_id
+    from nautile.flows.logs import full_id
     from nautile.flows.operate import run_actions, services
 
     store = the_store()

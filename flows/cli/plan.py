@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from nautile.common.commands import config_words
 from nautile.common.errors import ConfigError, Retryable
 from nautile.flows.cli.terminal import (
     ConfigArgument,
     Json,
     SetOption,
-    config_words,
     console_for,
     json_text,
     print_markdown,

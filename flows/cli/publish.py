@@ -50,8 +50,8 @@ def publish(
 
     Needs a token with write access: HF_TOKEN, or `hf auth login`. Files that the repository already has are not sent.
     """
-    from nautile.flows.cli.inspect import checkpoint_artifact
     from nautile.flows.cli.upload import publish_folder
+    from nautile.flows.named import checkpoint_artifact
     from nautile.flows.operate.hub_upload import HubUploader, RepositoryKind, check_repository, hub_token
     from nautile.flows.operate.publish import LIBRARIES, documents_of, write_dataset, write_model
 

@@ -1,8 +1,6 @@
 """`nautile runs`, and `nautile status RUN`: the rows of --json, and their tables on the terminal."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -15,26 +13,26 @@ from nautile.common.errors import ConfigError
 from nautile.common.text import amount, dollars, duration, one_line, visible
 from nautile.configs.changes import Change, describe_changes, read_changes
 from nautile.configs.load import locate
-from nautile.flows.cli.tables import STATES, FittingTable, calls_text, text_table
-from nautile.flows.cli.terminal import run_named
+from nautile.flows.cli.tables import STATES, calls_text
+from nautile.flows.render import FittingTable, text_table
 from nautile.flows.run_state import (
     LIVE,
     MOST_SEARCHED,
     RUNS,
-    Query,
     RunState,
     StepState,
     live_run,
     questions_by_run,
+    reading,
     resume_command,
+    run_named,
     run_state,
     state_of,
     time_left_text,
 )
 from nautile.store.artifacts import Store
-from nautile.store.catalog import Catalog, CatalogRow
+from nautile.store.catalog import CatalogRow
 
-PATIENCE_S = 0.3  # how long to wait for processes that write the catalog, before it is read without an update
 # Step state of a run -> `state` in a row, which uses the states of `nautile status CONFIG`. `outcome` has the original.
 _STATES = {
     "done": "made", "reused": "made", "cancelled": "interrupted", "silent": "running", "coming": "not made",
@@ -124,19 +122,6 @@ def _ended_row(row: CatalogRow, state: str) -> dict[str, Any]:
         "resume": resume_command(row) or None if state != "done" else None,
         "error": row["error"] or None,
     }
-
-
-@contextmanager
-def reading(store: Store) -> Iterator[Query]:
-    """Open the catalog for queries inside the block: (SQL, parameters...) -> rows. Without a store, no rows."""
-    store.refresh(events=True)
-    if not store.root.exists():
-        yield lambda sql, *parameters: []
-        return
-    catalog = Catalog(store)
-    catalog.catch_up(patience=PATIENCE_S)
-    with catalog.reading() as query:
-        yield query
 
 
 def run_row(run: RunState) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def serve(
         import uvicorn
 
         from nautile.data.tokenizer import tokenizer_for
-        from nautile.flows.cli.inspect import checkpoint_folder
+        from nautile.flows.named import checkpoint_folder
         from nautile.flows.operate.own_page import OwnPageOnly
         from nautile.flows.serve.http import ServedModel, application
         from nautile.flows.serve.protocol import ApiError

@@ -116,8 +116,9 @@ def add(
     """Add a checkpoint or an export that was made elsewhere to the store, as an artifact with a manifest."""
     from nautile.flows.cli import inspect
     from nautile.flows.cli.tables import artifact_table
+    from nautile.flows.named import add_model
 
-    show_as([inspect.add(the_store(), folder, kind)], as_json, artifact_table)
+    show_as([inspect.row_of(add_model(the_store(), folder, kind))], as_json, artifact_table)
 
 
 @store_app.command()

@@ -8,13 +8,11 @@ import glob
 import json
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-from nautile.common.commands import shell_command
-from nautile.common.errors import ConfigError
 from nautile.common.text import controls_escaped, visible
 
 
@@ -62,11 +60,6 @@ RuntimeOption = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JSON_VERSION = 1  # of the --json outputs (flows/cli/document/outputs.py): within a version fields are only added
-
-
-def config_words(config: str, settings: Sequence[str] | None) -> str:
-    """The configuration and its `--set` options, quoted for a shell, for commands that are printed."""
-    return shell_command(config, *(word for setting in settings or () for word in ("--set", setting)))
 
 
 def show_as(value: Any, as_json: bool, view: Callable[[Any], Any]) -> None:
@@ -127,15 +120,3 @@ def print_markdown(text: str) -> None:
     # Without hyperlinks, whose targets are not seen: the address stands behind each link.
     shown = Markdown(text, hyperlinks=False) if console.is_terminal else text.rstrip("\n")
     console.print(shown, soft_wrap=not console.is_terminal)
-
-
-def run_named(name: str, runs: Mapping[str, str | None]) -> str | None:
-    """The id in `runs` (id -> name of the run) that begins with `name`, or whose run has that name, or None.
-
-    Raises `ConfigError` if several runs match.
-    """
-    matching = [run for run, run_name in runs.items() if run.startswith(name) or run_name == name]
-    if len(matching) > 1:
-        known = ", ".join(run[:8] for run in matching[:8])
-        raise ConfigError(f"{name!r} matches more than one run ({known}): give more digits of its id")
-    return matching[0] if matching else None

@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from nautile.common.text import size, visible
-from nautile.flows.cli.tables import relative, text_table
 from nautile.flows.cli.terminal import console_for
 from nautile.flows.operate.hub_upload import HubUploader, RepositoryKind, UploadPlan, planned_files
+from nautile.flows.render import relative, text_table
 
 
 def publish_folder(

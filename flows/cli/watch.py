@@ -116,8 +116,8 @@ def runs(
 
 def _note_left_out(store: Any) -> None:
     """Print, on standard error, how many events are not shown because their form is unknown."""
-    from nautile.flows.cli.runs import PATIENCE_S
     from nautile.flows.cli.tables import left_out_text
+    from nautile.flows.run_state import PATIENCE_S
     from nautile.store.catalog import Catalog
 
     left_out: dict[str, int] = {}
@@ -176,7 +176,7 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Print the last N lines; 0: all.")] = 200,
 ) -> None:
     """Print the output of a stage's process, during and after its execution."""
-    from nautile.flows.cli import logs
+    from nautile.flows import logs
 
     store, notes = the_store(), console_for(stderr=True)
     log = logs.choose(store, run, stage)

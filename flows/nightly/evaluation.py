@@ -19,7 +19,6 @@ from nautile.common.commands import retry_command
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.files import write_json, write_text
 from nautile.configs.keys import with_local_files
-from nautile.configs.load import load_form
 from nautile.configs.operation import NEWEST
 from nautile.configs.schema import RunConfig
 from nautile.evals.tables.results import to_html, to_markdown
@@ -39,6 +38,7 @@ from nautile.flows.operate.automations import sent_before_the_end
 from nautile.flows.operate.notifications import notifying
 from nautile.flows.plans import recorded, refused
 from nautile.flows.selection import PreparedRun, Selection, is_in_store
+from nautile.flows.stored_configs import follow
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import Catalog, CatalogBusy
 from nautile.store.layout import StagingFiles
@@ -67,7 +67,8 @@ def evaluation(
     """Evaluate a checkpoint unless it has been evaluated, compare it with earlier ones, and raise regressions.
 
     Args:
-        config: The configuration that is deployed here, the name of a shipped one, or the path of a file on the worker.
+        config: The configuration that is deployed here, the name of a shipped one, the path of a file on the worker, or
+            the reference to one in the store, as a run of `nautile run` has it.
         overrides: Values that replace those of the configuration, one in each entry, such as `schedule.margin=0.02`.
         checkpoint: An artifact id, or "newest"; empty: the one that `[schedule]` names.
         name: What the run is called. Without it, it keeps the name that it has.
@@ -76,7 +77,7 @@ def evaluation(
     end_with_server()
     with sent_before_the_end():
         try:
-            run_config, _ = load_form(config, overrides)
+            run_config, *_ = follow(open_store(), config, overrides)
         except ConfigError as error:
             return refused(config, error)
         try:

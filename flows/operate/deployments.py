@@ -11,10 +11,9 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
-from prefect._vendor.croniter import CroniterBadDateError, croniter
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy, WorkPool
 from prefect.client.schemas.schedules import CronSchedule
@@ -22,6 +21,7 @@ from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectNotFound
 from prefect.flows import Flow
 from prefect.runner import Runner
+from prefect.server.schemas import schedules as server_schedules
 from prefect.types.entrypoint import EntrypointType
 from prefect.utilities.schema_tools import ValidationError as SchemaMismatch
 from prefect.utilities.schema_tools import validate
@@ -71,10 +71,11 @@ def schedules(config: RunConfig) -> list[CronSchedule]:
         return []
     try:
         schedule = CronSchedule(cron=config.schedule.cron, timezone=config.schedule.timezone)
-        croniter(schedule.cron).get_next()
     except ValidationError as error:
         raise ConfigError(f"schedule.cron: {config.schedule.cron!r}: {error.errors()[0]['msg']}") from None
-    except CroniterBadDateError:  # as the 30th of February
+    try:
+        asyncio.run(server_schedules.CronSchedule(cron=schedule.cron).get_dates(n=1))
+    except ValueError:  # as the 30th of February
         raise ConfigError(f"schedule.cron: {config.schedule.cron!r} is on no date that there is") from None
     return [schedule]
 
@@ -95,9 +96,10 @@ def serve(config: RunConfig, argument: str, limit: int | None, runs: int) -> Non
     `argument`: the configuration as given on the command line. `limit`: maximum parallel steps per resource, in place
     of those in `[resources]`. `runs`: maximum parallel flow runs.
     """
+    served = ServedConfig.of(argument, config, load_base(argument)).model_dump_json()
     # The processes of flow runs inherit these. Prefect starts them with `-m`, which would otherwise import from the
     # working directory: see `common.processes.module_command`.
-    os.environ |= {WORKER: _served_text(config, argument), SERVED_BY: str(os.getpid()), "PYTHONSAFEPATH": "1"}
+    os.environ |= {WORKER: served, SERVED_BY: str(os.getpid()), "PYTHONSAFEPATH": "1"}
     limits = step_limits(config, limit)
     asyncio.run(_serve(config.name, lambda: deployments(config, argument), limits, runs, config.launch.niceness))
 
@@ -116,7 +118,7 @@ def register(config: RunConfig, argument: str, pool_type: str, limit: int | None
         (entry, settings.get(part_of(entry)) or config.deployment(part_of(entry)))
         for entry in deployments(config, argument)
     ]
-    worker = {WORKER: _served_text(config, argument)}
+    worker = {WORKER: ServedConfig.of(argument, config, load_base(argument)).model_dump_json()}
     return asyncio.run(_register(config.name, entries, POOL_TYPES[pool_type], step_limits(config, limit), worker))
 
 
@@ -189,15 +191,6 @@ def declare(config: str) -> dict[str, Any]:
     return {}
 
 
-def _served_text(config: RunConfig, argument: str) -> str:
-    """The value of NAUTILE_WORKER for the workers of a configuration."""
-    # Only what differs from the defaults: the value is an environment variable, and the server stores it with each job.
-    table, base = (
-        settings.model_dump(mode="json", exclude_defaults=True) for settings in (config, load_base(argument))
-    )
-    return ServedConfig(name=argument, table=table, base=base).model_dump_json()
-
-
 def _deployment(flow: Flow[..., Any], config: RunConfig, parameters: dict[str, Any], **more: Any) -> RunnerDeployment:
     stage = parameters.get("only")
     alone = f"Run the stage `{stage}` of a configuration; what it reads must be in the store."
@@ -216,10 +209,22 @@ def _deployment(flow: Flow[..., Any], config: RunConfig, parameters: dict[str, A
 
 
 class _Runner(Runner):
-    """Prefect's runner, whose own handler creates a coroutine that nobody awaits, with a warning at each stop."""
+    """Prefect's runner, whose runs at work are known to those who look for cancelled ones."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.at_work = serving.RunsAtWork()
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self.at_work.learn_from(self._cancelling_observer)  # before the first run begins
+        return self
 
     def handle_sigterm(self, *args: Any, **kwargs: Any) -> None:
-        """End the process as Prefect's handler does: the runner is left as the event loop ends."""
+        """End the process as Prefect's handler does: the runner is left as the event loop ends.
+
+        That handler creates a coroutine that nobody awaits, with a warning at each stop.
+        """
         log.info("SIGTERM: stopping")
         raise SystemExit(0)
 
@@ -248,7 +253,8 @@ async def _serve(
             log.warning("the scheduled run %s was missed, and is left out", run.name)
     give_way(niceness)  # the flow runs that it starts inherit it
     log.info("serving %d deployments, at most %d runs at once; steps at work: %s", len(ids), runs, limits)
-    tending = asyncio.create_task(serving.tend(runner, lambda: serving.if_forgotten(config, declare_all)))
+    serving.poll_for_ever()
+    tending = asyncio.create_task(serving.tend(runner.at_work, lambda: serving.if_forgotten(config, declare_all)))
     try:
         await runner.start()
     finally:

@@ -20,13 +20,13 @@ from typing import Any
 from uuid import UUID
 
 import httpx
-from prefect._internal.observers import FlowRunCancellingObserver
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, VariableCreate, VariableUpdate
 from prefect.client.schemas.filters import (
     DeploymentFilter,
     DeploymentFilterId,
     FlowRunFilter,
+    FlowRunFilterId,
     FlowRunFilterNextScheduledStartTime,
     FlowRunFilterState,
     FlowRunFilterStateType,
@@ -36,8 +36,6 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments.runner import RunnerDeployment
 from prefect.events import DeploymentEventTrigger
 from prefect.exceptions import ObjectNotFound
-from prefect.runner import Runner
-from prefect.runner._scheduled_run_poller import ScheduledRunPoller
 from prefect.states import Cancelled
 
 from nautile.flows.operate import services
@@ -174,7 +172,59 @@ async def if_forgotten(config: str, declare_all: Callable[[], Awaitable[object]]
         await declare_all()
 
 
-async def tend(runner: Runner, look_after: Callable[[], Awaitable[object]]) -> None:
+class RunsAtWork:
+    """The flow runs of this process. Each is ended once, whoever notices first that it is to be cancelled."""
+
+    def __init__(self) -> None:
+        self.ids: set[UUID] = set()
+        self._told: set[UUID] = set()
+        self._end: Callable[[UUID], None] | None = None
+
+    def learn_from(self, observer: Any) -> None:
+        """Follow Prefect's own watch: it is told of each run that begins or ends, and hears of cancellations.
+
+        By a subscription, which ends for good when a server ends in order, misses what happens before it is connected
+        again after a server that was killed, and tells of neither. Hence `find_cancelled`.
+        """
+        begun, gone, self._end = (
+            observer.add_in_flight_flow_run_id,
+            observer.remove_in_flight_flow_run_id,
+            observer.on_cancelling,
+        )
+
+        def add_in_flight_flow_run_id(run: UUID) -> None:
+            self.ids.add(run)
+            begun(run)
+
+        def remove_in_flight_flow_run_id(run: UUID) -> None:
+            self.ids.discard(run)
+            self._told.discard(run)  # its retry has the same id
+            gone(run)
+
+        observer.add_in_flight_flow_run_id = add_in_flight_flow_run_id
+        observer.remove_in_flight_flow_run_id = remove_in_flight_flow_run_id
+        observer.on_cancelling = self.end
+
+    def end(self, run: UUID) -> None:
+        """End a run that is to be cancelled; not again, if that was asked before."""
+        if run not in self._told and self._end is not None:
+            self._told.add(run)
+            self._end(run)
+
+    async def find_cancelled(self) -> None:
+        """Ask the server for runs of this process that are to be cancelled, and end them."""
+        if not self.ids:
+            return
+        cancelling = FlowRunFilter(
+            id=FlowRunFilterId(any_=list(self.ids)),
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING])),
+        )
+        async with get_client() as client:
+            for run in await client.read_flow_runs(flow_run_filter=cancelling):
+                self.end(run.id)
+
+
+async def tend(at_work: RunsAtWork, look_after: Callable[[], Awaitable[object]]) -> None:
     """Look for cancelled runs and for dead processes, until cancelled. An error ends only the look it happens in.
 
     `look_after` is called each minute, too.
@@ -184,11 +234,7 @@ async def tend(runner: Runner, look_after: Callable[[], Awaitable[object]]) -> N
         await asyncio.sleep(CANCELLED_S)
         looks += 1
         try:
-            if looks == 1:
-                poll_for_ever(runner._scheduled_run_poller)
-                if runner._cancelling_observer is not None:
-                    tell_once(runner._cancelling_observer)
-            await _find_cancelled(runner)
+            await at_work.find_cancelled()
             if looks % SETTLE_EVERY == 1:  # also at once, after a machine or this process has died
                 await look_after()
                 await asyncio.to_thread(_settle)
@@ -196,48 +242,23 @@ async def tend(runner: Runner, look_after: Callable[[], Awaitable[object]]) -> N
             log.debug("looking after the runs failed, and is tried again: %s", error)
 
 
-def poll_for_ever(poller: ScheduledRunPoller) -> None:
-    """Let a poll that the server does not answer find no runs, instead of counting towards the end of the loop."""
-    poll = poller._get_scheduled_flow_runs
+def poll_for_ever() -> None:
+    """Let this process find no runs that are due where the server does not answer.
 
-    async def patient() -> list[FlowRun]:
+    Prefect's loop would count each such answer towards its end.
+    """
+    ask = PrefectClient.get_scheduled_flow_runs_for_deployments
+
+    async def patient(self: PrefectClient, *args: Any, **kwargs: Any) -> Any:
         try:
-            return await poll()
+            return await ask(self, *args, **kwargs)
         except httpx.HTTPError as error:
             if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
                 raise
             log.warning("the server does not say which runs are due, and is asked again: %s", error)
             return []
 
-    poller._get_scheduled_flow_runs = patient  # type: ignore[method-assign]
-
-
-def tell_once(observer: FlowRunCancellingObserver) -> None:
-    """Let `observer` end each run once, whoever notices first that it is to be cancelled: an event or a look."""
-    end_run, remove, told = observer.on_cancelling, observer.remove_in_flight_flow_run_id, set[UUID]()
-
-    def on_cancelling(flow_run_id: UUID) -> None:
-        if flow_run_id not in told:
-            told.add(flow_run_id)
-            end_run(flow_run_id)
-
-    def remove_in_flight_flow_run_id(flow_run_id: UUID) -> None:
-        told.discard(flow_run_id)  # its retry has the same id
-        remove(flow_run_id)
-
-    observer.on_cancelling = on_cancelling
-    observer.remove_in_flight_flow_run_id = remove_in_flight_flow_run_id  # type: ignore[method-assign]
-
-
-async def _find_cancelled(runner: Runner) -> None:
-    """Ask the server for runs of this process that are to be cancelled, whatever Prefect's own watch does.
-
-    Its subscription ends for good when a server ends in order, misses what happens before it is connected again after a
-    server that was killed, and tells of neither.
-    """
-    observer = runner._cancelling_observer
-    if observer is not None and observer._in_flight_flow_run_ids:
-        await observer._check_for_cancelled_flow_runs()
+    PrefectClient.get_scheduled_flow_runs_for_deployments = patient  # type: ignore[assignment,method-assign]
 
 
 def _settle() -> None:

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from nautile.common.commands import config_words
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json, write_json
 from nautile.common.text import did_you_mean, visible
@@ -18,7 +19,6 @@ from nautile.configs.schema import RunConfig
 from nautile.configs.sweep import SweepConfig
 from nautile.evals.benchmarks.catalogue import COMPOSITES
 from nautile.evals.benchmarks.stand_ins import HELD_OUT
-from nautile.flows.cli.terminal import config_words
 from nautile.flows.dag import Step
 from nautile.flows.selection import PreparedRun, Selection, is_in_store, prepare_run
 from nautile.store.artifacts import Store

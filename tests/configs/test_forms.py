@@ -25,8 +25,8 @@ def serve(monkeypatch):
     """`serve(*changes)`: this process is a worker that serves the toy configuration, by the name `toy`, so changed."""
 
     def serve(*changes: str) -> None:
-        table = load(TOY, changes).model_dump(mode="json", exclude_defaults=True)
-        monkeypatch.setenv(WORKER, ServedConfig(name="toy", table=table, base=table).model_dump_json())
+        served = load(TOY, changes)
+        monkeypatch.setenv(WORKER, ServedConfig.of("toy", served, served).model_dump_json())
 
     return serve
 

@@ -18,11 +18,14 @@ from prefect.states import Cancelling, Running, Scheduled
 from rich.console import Console
 
 from nautile.common.errors import ConfigError, Retryable
+from nautile.configs.load import load
 from nautile.flows.cli import inspect
 from nautile.flows.operate import questions, reconcile
 from nautile.flows.operate.prefect_server import require_api
+from nautile.flows.pipeline import pipeline
 from nautile.flows.run import exit_code, print_failure
 from nautile.flows.selection import PreparedRun, Selection
+from nautile.flows.stored_configs import follow
 from nautile.store.artifacts import Store
 from nautile.tasks.engine.errors import StageCrash
 from tests.support.samples.stage_store import flip_byte
@@ -74,7 +77,20 @@ def test_a_second_run_reuses_every_stage_and_is_seen_in_the_server_that_the_oper
     until(lambda: sum(run["state_type"] == "COMPLETED" for run in read_run(bench.url, newest["id"])[1]) >= 14)
     flow_run, runs = read_run(bench.url, newest["id"])
     assert (flow_run["name"], flow_run["state_type"]) == ("toy", "COMPLETED")
-    assert [flow_run["parameters"][name] for name in ("config", "name")] == [str(TOY), "toy"]
+    parameters = flow_run["parameters"]
+    assert (parameters["overrides"], parameters["only"], parameters["name"]) == ([], "", "toy")
+    assert follow(Store(bench.store), parameters["config"], ()) == (load(TOY), load(TOY), str(TOY))
+    # They can be followed by others: Prefect's own command runs the same again.
+    entrypoint = f"{pipeline.fn.__module__}.{pipeline.fn.__name__}"
+    again = subprocess.run(
+        [sys.executable, "-P", "-m", "prefect", "flow-run", "retry", newest["id"], "--entrypoint", entrypoint],
+        env=environment(bench.store, PREFECT_HOME=bench.home, **bench.server(), **TOY_DAG),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "completed successfully" in again.stdout, again.stdout + again.stderr
+    assert {a.id: a.execution for a in Store(bench.store).list()} == before
     assert len(runs) == 14
     assert {run["state_type"] for run in runs} == {"COMPLETED"}
     assert not any(run["tags"] for run in runs)  # Prefect would ask for a limit of each before the task begins

@@ -159,8 +159,8 @@ def test_a_forced_run_resumes_from_its_first_unfinished_step_though_a_later_one_
 def test_a_configuration_with_a_long_name_has_a_run_whose_name_the_flow_accepts(toy, run_until_stopped):
     """A sweep names the configuration of each run after all settings of its arm."""
 
-    def checked(config, name):
-        pipeline.validate_parameters({"config": config, "name": name})
+    def checked(config, **parameters):
+        pipeline.validate_parameters({"config": config, **parameters})
         raise KeyboardInterrupt
 
     run_until_stopped(checked, toy.model_copy(update={"name": "sweep." + "learning_rate-0.001-" * 8}), Selection())

@@ -8,6 +8,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.processes import free_port
 from nautile.configs.operation import LaunchConfig
 from nautile.configs.training import ProblemsConfig
+from nautile.flows import pipeline
 from nautile.flows.dag import Need, build_dag
 from nautile.flows.selection import (
     PreparedRun,
@@ -88,8 +89,11 @@ def test_what_is_needed_of_the_rest(dag, made):
         (Selection(only="align", force=True, ask_again=True), " --only align --force --ask-again"),
     ],
 )
-def test_how_to_go_on_after_a_stop(selection, options):
+def test_how_to_go_on_after_a_stop_and_the_parameters_of_a_run(selection, options, monkeypatch):
     assert selection.options("reason") == options
+    monkeypatch.setattr(pipeline, "run_selected", lambda argument, overrides, selected: selected)
+    parameters = pipeline.pipeline.validate_parameters({"config": "toy", **selection.parameters()})
+    assert pipeline.pipeline.fn(**parameters) == selection
 
 
 def test_an_unknown_objective_and_prompts_in_the_wrong_stage_are_refused_before_anything_runs(toy, store, tmp_path):

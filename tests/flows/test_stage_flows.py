@@ -15,7 +15,7 @@ from tests.support.stages.toy_stages import TOY
 
 def test_a_form_has_a_few_fields_each_with_a_text_and_none_that_must_be_filled_in():
     fields = {
-        pipeline: {"config", "overrides", "only", "from_", "until", "force", "name"},
+        pipeline: {"config", "overrides", "only", "from_", "until", "force", "ask_again", "name"},
         evaluation: {"config", "overrides", "checkpoint", "name"},
     }
     for flow, names in fields.items():

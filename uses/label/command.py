@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nautile.common.commands import shell_command
+from nautile.common.commands import config_words, shell_command
 from nautile.common.errors import ConfigError
-from nautile.flows.cli.terminal import Json, SetOption, config_words, console_for, print_markdown, show_as, the_store
+from nautile.flows.cli.terminal import Json, SetOption, console_for, print_markdown, show_as, the_store
 
 if TYPE_CHECKING:
     from nautile.store.artifacts import Artifact, Store

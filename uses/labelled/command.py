@@ -191,7 +191,7 @@ def _checkpoint(store: "Store", name: str, runtime: str) -> "Artifact":
 
     The inputs of a step must be artifacts, because its lineage consists of artifacts.
     """
-    from nautile.flows.cli.inspect import checkpoint_artifact
+    from nautile.flows.named import checkpoint_artifact
     from nautile.model.runtimes.load import check_runtime
 
     artifact, folder = checkpoint_artifact(store, name)

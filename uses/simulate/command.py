@@ -78,7 +78,7 @@ def simulate(
     """Simulate a survey: option probabilities by persona and group, compared with human answers and baselines."""
     from pydantic import ValidationError
 
-    from nautile.flows.cli.inspect import checkpoint_id, named_or_newest
+    from nautile.flows.named import checkpoint_id, named_or_newest
     from nautile.uses.simulate.config import SimulateConfig
     from nautile.uses.simulate.reading import load_survey, personas_config
     from nautile.uses.simulate.stage import ROWS

@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nautile.common.commands import config_words
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json
-from nautile.flows.cli.terminal import Json, SetOption, config_words, show_as, the_store
+from nautile.flows.cli.terminal import Json, SetOption, show_as, the_store
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -64,7 +65,7 @@ def tuning_view(result: dict[str, Any]) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
-    from nautile.flows.cli.tables import query_table
+    from nautile.flows.render import query_table
     from nautile.uses.labelled.titles import arm_rows, recall_rows
 
     report = result["report"]

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import streamlit as st
 
 from nautile.common.errors import ConfigError
-from nautile.flows.cli.notes import read_note, write_note
 from nautile.flows.dashboard import shared
 from nautile.flows.dashboard.shared import CACHE_S, ChosenRun
+from nautile.flows.notes import read_note, write_note
 from nautile.flows.operate import questions, run_actions
 from nautile.store.mirror import open_store
 

@@ -8,13 +8,21 @@ import streamlit as st
 
 from nautile.common.errors import ConfigError
 from nautile.configs.changes import Change, describe_changes
-from nautile.flows.cli.many.compare import gain_lines, seed_lines, step_cells
-from nautile.flows.cli.many.sweep import metric_cells, metric_heads, note, recipe_lines, run_cells
 from nautile.flows.dashboard import cards, queries, shared
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
 from nautile.flows.dashboard.shared import ChosenRun
 from nautile.flows.dashboard.training import charts
 from nautile.flows.dashboard.training.charts import Display, Line
+from nautile.flows.sweep.cells import (
+    gain_lines,
+    metric_cells,
+    metric_heads,
+    note,
+    run_cells,
+    seed_lines,
+    spread_lines,
+    step_cells,
+)
 from nautile.flows.sweep.report import saved_sweeps, sweep_report
 from nautile.flows.sweep.runs import compare_runs
 from nautile.store.catalog import CatalogBusy
@@ -139,7 +147,7 @@ def _sweep(sweeps: dict[str, dict[str, Any]]) -> None:
             intervals(measured).show(f"{metric['title']} with intervals: {values}")
         heads = metric_heads(metric, first_arm)
         cards.show([cards.table(heads, [metric_cells(row, first_arm) for row in metric["arms"]])])
-        for line in recipe_lines(metric):
+        for line in spread_lines(metric):
             st.caption(shared.escaped(line))
     if report["metrics"]:
         st.caption(shared.escaped(note(report)))

@@ -5,9 +5,9 @@ from pathlib import Path
 import streamlit as st
 
 from nautile.common.text import visible
-from nautile.flows.cli.logs import LogFile
 from nautile.flows.dashboard import cards, shared
 from nautile.flows.dashboard.shared import ChosenRun
+from nautile.flows.logs import LogFile
 from nautile.store.mirror import open_store
 
 MOST_BYTES = 2_000_000  # searched bytes at the end of a log

@@ -14,8 +14,8 @@ from nautile.common.text import visible
 from nautile.configs.model import TokenizerConfig
 from nautile.flows.cli import main as cli
 from nautile.flows.cli.chat import ChatAnswer, converse, heading
-from nautile.flows.cli.inspect import add
 from nautile.flows.cli.terminal import console_for
+from nautile.flows.named import add_model
 from nautile.model.nautile import initialise
 from nautile.model.weights.author_layout import author_shapes
 from nautile.model.weights.files import load_weights, save_weights
@@ -88,7 +88,7 @@ def test_the_streamed_text_is_the_reply(nautile, checkpoint):
 @pytest.mark.slow
 def test_questions_are_read_until_standard_input_ends(nautile, checkpoint, tmp_path):
     """A question that is too long is refused, and the next one answered, by the newest checkpoint, which is named."""
-    newest = add(Store(tmp_path / "store"), checkpoint, "checkpoint")["id"]
+    newest = add_model(Store(tmp_path / "store"), checkpoint, "checkpoint").id
     code, out, err = nautile("chat", "--max-tokens", 8, stdin=f"2 + 2\n\n{'long ' * 40}\n3 + 3\n")
     assert code == 0
     assert err.startswith(f"{newest}, made by ")

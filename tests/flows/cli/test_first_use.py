@@ -19,10 +19,10 @@ from nautile.configs.changes import changed_settings
 from nautile.configs.load import load
 from nautile.flows.cli import inspect
 from nautile.flows.cli.document.outputs import OUTPUTS
-from nautile.flows.cli.logs import run_id
 from nautile.flows.cli.runs import list_runs, newest_run, run_unless_config, run_view, runs_table, step_rows
 from nautile.flows.cli.tables import lineage_tree, status_table
 from nautile.flows.dag import build_dag
+from nautile.flows.logs import run_id
 from nautile.flows.operate.services import Service, join_server
 from nautile.flows.plans import recorded
 from nautile.flows.selection import Selection, prepare_run

@@ -13,6 +13,7 @@ from nautile.configs.model import TokenizerConfig
 from nautile.flows.cli import inspect
 from nautile.flows.cli.tables import status_table
 from nautile.flows.dag import build_dag
+from nautile.flows.named import add_model, checkpoint_artifact, checkpoint_folder, named_or_newest
 from nautile.model.nautile import shapes
 from nautile.model.weights.files import load_weights, save_weights
 from nautile.store.artifacts import Store
@@ -190,14 +191,14 @@ def test_the_digits_of_a_key_name_the_artifact_of_the_kind_that_is_wanted(store)
     """A self-distillation has its traces under the same key."""
     checkpoint, traces = published(store, "checkpoint", "one"), published(store, "traces", "one")
     digits = checkpoint.key[:8]
-    assert inspect.named_or_newest(store, "checkpoint", digits).id == checkpoint.id
-    assert inspect.named_or_newest(store, "traces", digits).id == traces.id
+    assert named_or_newest(store, "checkpoint", digits).id == checkpoint.id
+    assert named_or_newest(store, "traces", digits).id == traces.id
     with pytest.raises(ConfigError, match="is ambiguous"):
         store.get(digits)
     with pytest.raises(ConfigError, match=r"is not of kind report"):
-        inspect.named_or_newest(store, "report", checkpoint.id)
+        named_or_newest(store, "report", checkpoint.id)
     with pytest.raises(ConfigError, match="no artifact"):
-        inspect.named_or_newest(store, "checkpoint", "fffffff")
+        named_or_newest(store, "checkpoint", "fffffff")
 
 
 def test_garbage_is_listed_before_it_is_removed(copy):
@@ -215,18 +216,18 @@ def test_a_checkpoint_of_elsewhere_is_added_once_it_is_known_to_be_one(tmp_path)
     folder = tmp_path / "imported"
     save_weights(folder, jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes(MODEL)), MODEL, TOKENIZER)
     store = Store(tmp_path / "store")
-    row = inspect.add(store, folder, "checkpoint")
-    artifact = store.get(row["id"])
+    artifact = add_model(store, folder, "checkpoint")
+    assert store.get(artifact.id) == artifact
     assert (artifact.kind, artifact.manifest["facts"]["origin"]) == ("checkpoint", str(folder))
     assert load_weights(artifact.path)[1] == MODEL
     assert Catalog(store).query("SELECT label FROM artifacts") == [{"label": "add:imported"}]
     with pytest.raises(ConfigError, match="--kind tokens: only a checkpoint or an export can be added"):
-        inspect.add(store, folder, "tokens")
+        add_model(store, folder, "tokens")
     flip_byte(folder / "weights.safetensors", 20)
     with pytest.raises(ConfigError, match=r"weights\.safetensors"):
-        inspect.add(store, folder, "checkpoint")
+        add_model(store, folder, "checkpoint")
     with pytest.raises(ConfigError, match=r"config\.json: cannot be read"):
-        inspect.add(store, tmp_path, "checkpoint")
+        add_model(store, tmp_path, "checkpoint")
     assert store.list() == [artifact]
 
 
@@ -248,7 +249,7 @@ def test_a_folder_with_links_or_fifos_is_refused_before_it_is_read(tmp_path, kin
     os.mkfifo(path) if hostile == "FIFO" else path.symlink_to(tmp_path / "elsewhere")
     store = Store(tmp_path / "store")
     with pytest.raises(ConfigError, match=rf"{name}: is a {hostile}, not a regular file"):
-        inspect.add(store, folder, kind)
+        add_model(store, folder, kind)
     assert not store.root.exists()
 
 
@@ -262,10 +263,10 @@ def test_a_table_is_not_exported_as_parquet_under_another_name(made, tmp_path, n
 def test_a_checkpoint_is_named_by_its_stage_and_a_name_that_is_almost_one_is_suggested(store):
     for stage in ("pretrain", "align"):
         published(store, "checkpoint", stage, stage=stage)
-    assert inspect.named_or_newest(store, "checkpoint", "pretrain").manifest["stage"] == "pretrain"
+    assert named_or_newest(store, "checkpoint", "pretrain").manifest["stage"] == "pretrain"
     assert inspect.show(store, "align")["stage"] == "align"
     with pytest.raises(ConfigError, match="no checkpoint of reason in"):
-        inspect.named_or_newest(store, "checkpoint", "reason")
+        named_or_newest(store, "checkpoint", "reason")
     with pytest.raises(ConfigError, match="did you mean 'self_distill'"):
         inspect.show(store, "sefl_distill")
 
@@ -273,17 +274,17 @@ def test_a_checkpoint_is_named_by_its_stage_and_a_name_that_is_almost_one_is_sug
 def test_the_newest_report_or_the_named_one(made, tmp_path):
     store, outputs = made
     report = outputs["report"]["report"]
-    assert inspect.named_or_newest(store, "report").id == report
-    assert inspect.named_or_newest(store, "report", report.partition("/")[2]).id == report
+    assert named_or_newest(store, "report").id == report
+    assert named_or_newest(store, "report", report.partition("/")[2]).id == report
     with pytest.raises(ConfigError, match="no report in"):
-        inspect.named_or_newest(Store(tmp_path / "none"), "report")
+        named_or_newest(Store(tmp_path / "none"), "report")
     with pytest.raises(ConfigError, match=f"{report} is not of kind checkpoint"):
-        inspect.named_or_newest(store, "checkpoint", report)
+        named_or_newest(store, "checkpoint", report)
 
 
 def test_an_export_of_the_store_is_a_model_by_its_id_too(store, monkeypatch):
     """`nautile chat export/ID --runtime onnx`, as `nautile store add --kind export` prints the id."""
     monkeypatch.setenv("NAUTILE_STORE", str(store.root))
     added = published(store, "export", "onnx")
-    assert inspect.checkpoint_folder(added.id) == added.path
-    assert inspect.checkpoint_artifact(store, added.id) == (added, added.path)
+    assert checkpoint_folder(added.id) == added.path
+    assert checkpoint_artifact(store, added.id) == (added, added.path)

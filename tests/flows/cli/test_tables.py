@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from rich.console import Console
 
 from nautile.flows.cli.many.sweep import report_view
-from nautile.flows.cli.tables import FittingTable, lineage_tree, query_table, service_table, status_table, waiting_table
+from nautile.flows.cli.tables import lineage_tree, service_table, status_table, waiting_table
+from nautile.flows.render import FittingTable, query_table
 
 
 def shown(table, width=80):

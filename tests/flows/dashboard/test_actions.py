@@ -11,8 +11,8 @@ from streamlit.testing.v1 import AppTest
 from nautile.common.errors import ConfigError
 from nautile.common.files import write_json
 from nautile.flows.cli.document.outputs import OUTPUTS
-from nautile.flows.cli.notes import read_note
 from nautile.flows.dashboard import shared
+from nautile.flows.notes import read_note
 from nautile.flows.operate import run_actions
 from nautile.flows.operate.services import Service
 from nautile.store.catalog import Catalog

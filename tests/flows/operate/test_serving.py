@@ -6,38 +6,54 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from prefect._internal.observers import FlowRunCancellingObserver
+from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import StateType
-from prefect.runner import Runner
+from prefect.runner.runner import FlowRunCancellingObserver
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from nautile.flows.operate import serving
+from nautile.flows.operate.deployments import _Runner
 
 REQUEST = httpx.Request("POST", "http://127.0.0.1:9/api/deployments/get_scheduled_flow_runs")
-
-
-class Poller:
-    """Prefect's loop for scheduled runs, whose requests have these results."""
-
-    def __init__(self, *results):
-        self.results = [*results]
-
-    async def _get_scheduled_flow_runs(self):
-        result = self.results.pop(0)
-        if isinstance(result, Exception):
-            raise result
-        return result
 
 
 def refused(status):
     return httpx.HTTPStatusError("no", request=REQUEST, response=httpx.Response(status, request=REQUEST))
 
 
-def test_a_server_that_is_away_does_not_end_the_polling():
-    poller = Poller(httpx.ConnectError("away"), refused(503), ["run"], refused(404))
-    serving.poll_for_ever(poller)
-    assert [asyncio.run(poller._get_scheduled_flow_runs()) for _ in range(3)] == [[], [], ["run"]]
+def test_a_server_that_is_away_does_not_end_the_polling(monkeypatch):
+    results = [httpx.ConnectError("away"), refused(503), ["run"], refused(404)]
+
+    async def answer(client, deployment_ids, scheduled_before=None):
+        result = results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    monkeypatch.setattr(PrefectClient, "get_scheduled_flow_runs_for_deployments", answer)
+    serving.poll_for_ever()
+    client = PrefectClient("http://127.0.0.1:9/api")
+    due = client.get_scheduled_flow_runs_for_deployments
+    assert [asyncio.run(due([])) for _ in range(3)] == [[], [], ["run"]]
     with pytest.raises(httpx.HTTPStatusError):  # a mistake, which waiting does not mend
-        asyncio.run(poller._get_scheduled_flow_runs())
+        asyncio.run(due([]))
+
+
+def test_prefects_runner_asks_by_the_method_that_is_patient_and_tells_of_its_runs(monkeypatch):
+    """Another version of Prefect may not: then no run would be found after a restart of the server."""
+    asked = []
+
+    async def away(client, deployment_ids, scheduled_before=None):
+        asked.append(deployment_ids)
+        raise httpx.ConnectError("away")
+
+    monkeypatch.setattr(PrefectClient, "get_scheduled_flow_runs_for_deployments", away)
+    serving.poll_for_ever()
+    runner = _Runner(name="toy", pause_on_shutdown=False)
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        asyncio.run(runner.start(run_once=True))
+    assert asked == [[]]
+    assert runner.at_work.ids == set()
 
 
 @pytest.mark.parametrize("value", [None, "of another form", {}, {"limits": {"host": 1}, "schedules": {}}], ids=str)
@@ -70,36 +86,34 @@ class CancellingRuns:
     def __init__(self, *runs):
         self.runs = runs
 
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        return None
+
     async def read_flow_runs(self, flow_run_filter):
         asked = flow_run_filter.id.any_ if flow_run_filter.state.type.any_ == [StateType.CANCELLING] else []
         return [SimpleNamespace(id=run) for run in self.runs if run in asked]
 
 
-def test_a_cancelled_run_is_ended_once_though_the_event_of_it_was_missed_or_comes_too():
+def test_a_cancelled_run_is_ended_once_though_the_event_of_it_was_missed_or_comes_too(monkeypatch):
     """A subscription that connects again after the server's restart misses what happened before."""
     missed, noticed, elsewhere = uuid4(), uuid4(), uuid4()
     ended = []
     observer = FlowRunCancellingObserver(on_cancelling=ended.append)
-    observer._client = CancellingRuns(missed, noticed, elsewhere)
-    observer._in_flight_flow_run_ids = {missed, noticed}
-    runner = SimpleNamespace(_cancelling_observer=observer)
-    serving.tell_once(observer)
+    at_work = serving.RunsAtWork()
+    at_work.learn_from(observer)
+    monkeypatch.setattr(serving, "get_client", lambda: CancellingRuns(missed, noticed, elsewhere))
+    for run in (missed, noticed):
+        observer.add_in_flight_flow_run_id(run)
     observer.on_cancelling(noticed)  # as for an event
     for _ in range(2):
-        asyncio.run(serving._find_cancelled(runner))
+        asyncio.run(at_work.find_cancelled())
     observer.on_cancelling(missed)
     assert ended == [noticed, missed]
     # The retry of a run has its id again.
     observer.remove_in_flight_flow_run_id(missed)
-    observer._in_flight_flow_run_ids = {missed}
-    asyncio.run(serving._find_cancelled(runner))
+    observer.add_in_flight_flow_run_id(missed)
+    asyncio.run(at_work.find_cancelled())
     assert ended == [noticed, missed, missed]
-
-
-def test_the_parts_of_prefect_that_are_used_are_there():
-    """Private ones: another version of Prefect fails this test."""
-    from prefect.runner._scheduled_run_poller import ScheduledRunPoller
-
-    assert hasattr(Runner(), "_cancelling_observer")
-    assert callable(FlowRunCancellingObserver._check_for_cancelled_flow_runs)
-    assert callable(ScheduledRunPoller._get_scheduled_flow_runs)

@@ -109,7 +109,7 @@ def test_the_resume_command_has_the_output_file_and_force(nautile, survey, peopl
         raise ConfigError("stopped")
 
     monkeypatch.setattr("nautile.uses.step.run_step", run_step)
-    monkeypatch.setattr("nautile.flows.cli.inspect.checkpoint_id", lambda store, name: "checkpoint/1")
+    monkeypatch.setattr("nautile.flows.named.checkpoint_id", lambda store, name: "checkpoint/1")
     out = survey.with_name("rows.parquet")
     nautile("simulate", survey, "checkpoint/1", "--personas", people, "--out", out, "--force")
     assert commands == [f"nautile simulate {survey} checkpoint/1 --personas {people} --out {out} --force"]

@@ -14,8 +14,7 @@ from uuid import UUID
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json
 from nautile.common.text import visible
-from nautile.flows.cli.terminal import run_named
-from nautile.flows.run_state import RUNS, live_run, questions_by_run
+from nautile.flows.run_state import RUNS, live_run, questions_by_run, run_named
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
 from nautile.store.manifest import RUN

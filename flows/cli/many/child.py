@@ -1,6 +1,6 @@
 """The process of a sweep's run: `nautile run` that ends when the sweep ends, also by SIGKILL.
 
-python -m nautile.flows.sweep.child PARENT run CONFIG ...
+python -m nautile.flows.cli.many.child PARENT run CONFIG ...
 """
 
 import sys

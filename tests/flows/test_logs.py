@@ -7,9 +7,9 @@ import pytest
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import write_json
-from nautile.flows.cli import logs
-from nautile.flows.cli.logs import choose, follow, last_lines, run_logs
+from nautile.flows import logs
 from nautile.flows.cli.watch import state_changes
+from nautile.flows.logs import choose, follow, last_lines, run_logs
 from nautile.store.artifacts import Store
 from nautile.store.manifest import host
 from nautile.tasks.engine.attempt_log import write_attempt_row, write_row

@@ -1,0 +1,111 @@
+"""The artifact that a command names: by its id, its folder, or the stage that trained it; the newest without a name."""
+
+import os
+from pathlib import Path
+
+from nautile.common.errors import ConfigError
+from nautile.common.text import did_you_mean
+from nautile.configs.training import TRAINED
+from nautile.data.label_set import HEAD, LABELS, read_label_set
+from nautile.model.weights.digests import DIGESTS, read_digests
+from nautile.store.add import add_files, check_plain
+from nautile.store.artifacts import Artifact, Store
+from nautile.store.mirror import open_store
+
+
+def named_or_newest(store: Store, kind: str, artifact_id: str | None = None) -> Artifact:
+    """The artifact with this id, which must be of this kind, or the newest of the kind; of a checkpoint also by stage.
+
+    Raises `ConfigError` if there is none.
+    """
+    store.refresh()
+    if artifact_id:
+        if kind == "checkpoint" and (checkpoint := trained_by(store, artifact_id)):
+            return checkpoint
+        # Digits alone may also be those of other artifacts of the same key, such as the traces of a self-distillation.
+        digits = artifact_id.partition(".")[0]
+        is_of_kind = any(key.startswith(digits) for _, key, *_ in store.folders(kind))
+        artifact = store.get(f"{kind}/{artifact_id}" if is_of_kind else artifact_id)
+        if artifact.kind != kind:
+            raise ConfigError(f"{artifact.id} is not of kind {kind}: `nautile artifacts {kind}` lists those")
+        return artifact
+    artifacts = store.list(kind)
+    if not artifacts:
+        raise ConfigError(f"no {kind} in {store.root} yet: `nautile run` makes one")
+    return artifacts[-1]
+
+
+def trained_by(store: Store, stage: str) -> Artifact | None:
+    """The newest checkpoint of a stage of training; None if `stage` is no name of one.
+
+    Raises `ConfigError` if the stage has no checkpoint, or for a name that is almost one.
+    """
+    if stage not in TRAINED:
+        if close := did_you_mean(stage, TRAINED):
+            raise ConfigError(f"no artifact or stage {stage!r}{close}")
+        return None
+    checkpoints = [artifact for artifact in store.list("checkpoint") if artifact.manifest["stage"] == stage]
+    if not checkpoints:
+        raise ConfigError(
+            f"no checkpoint of {stage} in {store.location}: `nautile run CONFIG --until {stage}` makes one"
+        )
+    return checkpoints[-1]
+
+
+def checkpoint_folder(name: str | None) -> Path:
+    """The folder of a checkpoint or an export, given as a folder, an id or a stage; None: the newest checkpoint."""
+    if name and (Path(name) / "config.json").is_file():
+        return Path(name)
+    if name and Path(name).is_dir():
+        raise ConfigError(f"{name} is not a checkpoint folder: it must hold config.json and weights.safetensors")
+    # Only an id with its kind can be that of an export: digits alone, and no name at all, mean a checkpoint.
+    kind = "export" if name and name.startswith("export/") else "checkpoint"
+    return named_or_newest(open_store(), kind, name).path
+
+
+def checkpoint_artifact(store: Store, name: str) -> tuple[Artifact | None, Path]:
+    """The artifact of a checkpoint or an export (None if its folder is not in the store), and its folder."""
+    folder = checkpoint_folder(name)
+    # The operator may have written the path of an artifact's folder. Then it is that artifact, with its lineage, and
+    # not an unknown folder.
+    for kind in ("checkpoint", "export"):
+        for _, key, number, path in store.folders(kind):
+            if path.resolve() == folder.resolve():
+                return store.read(kind, key, number, path), folder
+    return None, folder
+
+
+def checkpoint_id(store: Store, name: str) -> str:
+    """The full id of a checkpoint that a step will read. A folder outside the store is added to the store."""
+    artifact, folder = checkpoint_artifact(store, name)
+    return artifact.full_id if artifact else add_model(store, folder, "checkpoint").id
+
+
+def add_model(store: Store, folder: Path, kind: str) -> Artifact:
+    """Add a checkpoint's folder or an ONNX export to the store as an artifact.
+
+    Raises `ConfigError` if the folder is not a valid checkpoint or export.
+    """
+    # Imports JAX, which the other commands do not need.
+    from nautile.model.weights.files import CONFIG, WEIGHTS, load_weights
+
+    if kind == "checkpoint":
+        # A tuned checkpoint also has its labels and its classification head; without them it would be a plain one.
+        names = [CONFIG, WEIGHTS, *(name for name in (LABELS, HEAD) if os.path.lexists(folder / name))]
+        check_plain(folder, names)
+        # Reading the files checks them, the weights against config.json, before anything is copied.
+        load_weights(folder)
+        read_label_set(folder)
+    elif kind == "export":
+        from nautile.model.runtimes.load import load_runtime
+
+        # The same for an export; its own list of digests says which files belong to it.
+        check_plain(folder, [DIGESTS])
+        names = [DIGESTS, *read_digests(folder)]
+        check_plain(folder, names)
+        load_runtime("onnx", folder)
+    else:
+        raise ConfigError(f"--kind {kind}: only a checkpoint or an export can be added")
+    store.prepare()
+    store.refresh()
+    return add_files(store, kind, folder, names, {"stand_ins": []})
