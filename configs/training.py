@@ -61,7 +61,6 @@ class PretrainConfig(StartSection):
     # Rows in a forward and backward pass, at least one per device; None: all of `batch_rows`.
     micro_rows: Operational[PositiveInt | None] = None
     optimizer: OptimizerConfig = OptimizerConfig()
-    loss_chunk: Operational[PositiveInt] = 128  # positions whose logits are in memory at the same time
     z_loss: NonNegativeFloat = 0.0  # weight of the squared log-partition, which keeps logits small
     fsdp: Operational[PositiveInt] = 1  # devices that parameters are split over; the rest of the mesh splits rows alone
     save_every: Operational[PositiveInt] = 1000  # steps between checkpoints to resume from

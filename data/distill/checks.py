@@ -152,7 +152,7 @@ def reject_reason(
     repeats_question = prompt.passage is not None and has_nothing_new(answer, prompt.query)
     if sum(1 for _ in islice(_WORD.finditer(reasoning), MIN_REASONING_WORDS)) < MIN_REASONING_WORDS or repeats_question:
         return "too_short"
-    if is_too_long(document, template, config.longest_answer):
+    if is_too_long(document, template):
         return "too_long"
     if is_cut_short(reasoning, template.reasoning) or is_cut_short(answer, template.answer):
         return "truncated"
@@ -171,10 +171,8 @@ def reject_reason(
     return None
 
 
-def is_too_long(document: ParsedDocument, template: Template, limit: int | None) -> bool:
-    """Whether it has more than `limit` characters; None: whether a field has over twice the template's length."""
-    if limit is not None:
-        return len(document.reasoning) + len(document.answer) > limit
+def is_too_long(document: ParsedDocument, template: Template) -> bool:
+    """Whether the reasoning or the answer has over twice the template's length."""
     return len(document.reasoning) > 2 * template.reasoning or len(document.answer) > 2 * template.answer
 
 

@@ -270,7 +270,7 @@ def _train_ivf_pq(vectors: np.ndarray, config: IndexConfig) -> "faiss.IndexIVFPQ
     if width % config.code_bytes:
         raise ConfigError(f"index.code_bytes is {config.code_bytes}, which does not divide the vectors' width, {width}")
     # FAISS advises between 4 and 16 times the square root of the number of vectors, and enough of them to train a cell.
-    cells = config.lists or 4 * math.isqrt(count)
+    cells = 4 * math.isqrt(count)
     cells = max(1, min(cells, count // POINTS_PER_CELL))
     index = faiss.IndexIVFPQ(faiss.IndexFlatL2(width), width, cells, config.code_bytes, 8)
     training = min(count, max(LEAST_TRAINING_VECTORS, cells * POINTS_PER_CELL))

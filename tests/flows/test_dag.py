@@ -319,7 +319,7 @@ def test_the_configurations_of_the_benchmarks_still_build_a_dag(path):
     [
         ("distill", {"budget_dollars": 7.0, "budget_tokens": 9, "max_rejected_share": 0.3, "chunk": 7}),
         ("pretrain", {"save_every": 7, "keep": 1, "log_every": 3, "validate_every": 3, "validation_rows": 1}),
-        ("pretrain", {"micro_rows": 1, "loss_chunk": 16, "fsdp": 2, "sample_every": 3}),
+        ("pretrain", {"micro_rows": 1, "fsdp": 2, "sample_every": 3}),
         ("model", {"remat": "layer", "mixing": "reference", "chunk": 16}),
         ("evaluate", {"batch": 1, "budget_dollars": 2.0}),
         ("operation", {"distill": {"approve": True, "at_budget": "pause", "hours": 1.0}}),

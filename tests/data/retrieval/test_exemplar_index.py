@@ -148,7 +148,7 @@ def one_thread():
 def test_an_approximate_index_reaches_its_recall_and_is_built_the_same_twice(monkeypatch):
     monkeypatch.setattr(exemplar_index, "RECALL_SAMPLE", 64)
     vectors = clustered(10_000, width=16)
-    config = IndexConfig(kind="ivf_pq", code_bytes=4, lists=64)
+    config = IndexConfig(kind="ivf_pq", code_bytes=4)
     index, fit = build_faiss_index(vectors, config)
     assert fit.recall >= 0.95
     queries = clustered(80, width=16)
@@ -183,7 +183,7 @@ def test_an_index_of_copies_is_built():
 
 def test_a_recall_that_cannot_be_reached_is_refused():
     with pytest.raises(ConfigError, match=r"index.recall is 1, but ivf_pq over 10000 vectors reaches 0\.\d"):
-        build_faiss_index(clustered(10_000), IndexConfig(kind="ivf_pq", code_bytes=1, lists=4, recall=1.0))
+        build_faiss_index(clustered(10_000), IndexConfig(kind="ivf_pq", code_bytes=1, recall=1.0))
 
 
 def test_the_kind_follows_from_the_count():
