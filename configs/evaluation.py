@@ -52,7 +52,6 @@ class EvaluateConfig(Section):
 class ReportConfig(Section):
     """The report of a run."""
 
-    title: str = "Nautile"
     samples: PositiveInt = 12  # samples of each kind to show
 
 

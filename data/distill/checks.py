@@ -39,6 +39,7 @@ RejectReason = Literal[
 ]
 MIN_REASONING_WORDS = 2
 COPY_NGRAM = 8  # words
+OVERLAP_LIMIT = 0.5  # share of a document's n-grams that may also be in its exemplars; more counts as copying
 LOOP_NGRAM = 4  # words
 # Refusals are searched for at the beginning of a reply. Later, the same words are part of a text: a letter, a story, an
 # error message.
@@ -166,7 +167,7 @@ def reject_reason(
         return "ungrounded"
     if config.same_language and is_in_another_language(document, prompt):
         return "wrong_language"
-    if copied_share(text, neighbours) > config.overlap_limit:
+    if copied_share(text, neighbours) > OVERLAP_LIMIT:
         return "copied_exemplar"
     return None
 
