@@ -68,8 +68,6 @@ class IndexConfig(Section):
     embedding: Worker[EmbeddingConfig] = EmbeddingConfig()
     kind: Literal["auto", "exact", "ivf_pq"] = "auto"
     exact_below: PositiveInt = 200_000  # vectors
-    lists: PositiveInt | None = None  # ivf_pq: cells; None: 4 times the square root of the number of vectors
-    code_bytes: PositiveInt = 48  # ivf_pq: bytes of a vector's product code; one byte per dimension refines it
     recall: Share = 0.95  # minimum recall@5 against exact search, on a sample: enough cells are probed to reach it
 
 
@@ -157,8 +155,6 @@ class DistillConfig(Section):
     budget_dollars: Operational[Worker[NonNegativeFloat]] = 0.0
     budget_tokens: Operational[Worker[NonNegativeInt]] = 0  # of prompts and replies together
     max_rejected_share: Operational[Share] = 1.0  # of the replies; a larger share fails the stage
-    overlap_limit: Share = 0.5  # share of a reply's 8-grams that may also be in its exemplars; more counts as copying
-    longest_answer: PositiveInt | None = None  # characters of reasoning and answer; None: twice the template's bounds
     same_language: bool = True  # reject a document in another language than its query, if both are certain
     near_duplicates: bool = True  # also drop prompts and documents that share a band of MinHash with an earlier one
     # Train on all targets of documents, or on those of the replies alone; in the key of `pretrain`, not of `distill`.

@@ -19,9 +19,7 @@ class BatchConfig(Section):
     """The vendor's batch API: half the price, results within a day."""
 
     requests_per_job: PositiveInt = 10_000  # OpenAI accepts 50,000 per file
-    bytes_per_job: PositiveInt = 100 * 2**20  # OpenAI accepts 200 MB per file
     jobs_at_once: PositiveInt = 4
-    price_factor: NonNegativeFloat = 0.5  # of the live price
     poll_s: PositiveFloat = 15.0  # first interval between two polls of a job; it doubles up to twenty times that
     give_up_hours: PositiveFloat = 26.0  # a job that takes longer counts as an outage: vendors promise 24 hours
 

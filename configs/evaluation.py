@@ -67,5 +67,4 @@ class EvaluateConfig(Section):
 class ReportConfig(Section):
     """The report of a run."""
 
-    title: str = "Nautile"
     samples: PositiveInt = 12  # samples of each kind to show

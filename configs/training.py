@@ -61,7 +61,6 @@ class PretrainConfig(StartSection):
     # Rows in a forward and backward pass, at least one per device; None: all of `batch_rows`.
     micro_rows: Operational[PositiveInt | None] = None
     optimizer: OptimizerConfig = OptimizerConfig()
-    loss_chunk: Operational[PositiveInt] = 128  # positions whose logits are in memory at the same time
     z_loss: NonNegativeFloat = 0.0  # weight of the squared log-partition, which keeps logits small
     fsdp: Operational[PositiveInt] = 1  # devices that parameters are split over; the rest of the mesh splits rows alone
     save_every: Operational[PositiveInt] = 1000  # steps between checkpoints to resume from
@@ -159,7 +158,6 @@ class PolicyConfig(Section):
     mask_truncated: bool = False
     temperature: PositiveFloat | None = None  # of the learner's log-probabilities; None: that of `rollout`
     ratio: bool = True  # weigh by the clipped probability ratio to the sampler's policy; false: treat as on-policy
-    clip_ratio: PositiveFloat = 0.2  # of the probability ratio, as in PPO
     # Updates that are not weighed by that ratio: weigh each token by the ratio to the sampler's program, at most this
     # (truncated importance sampling; 2 is usual). None: by 1, as if both programs computed the same.
     importance_cap: PositiveFloat | None = None
@@ -179,10 +177,9 @@ class PolicyConfig(Section):
 
 
 class JudgeConfig(Section):
-    """The judge: its endpoint and rubric, and the weights of the reward (paper §4.2)."""
+    """The judge: its endpoint, and the weights of the reward (paper §4.2)."""
 
     endpoint: Worker[str]
-    rubric: str = "nautile-judge-3"  # version of the rubric's prompt
     reason_weight: Share = 0.30  # of the score for the reasoning
     answer_weight: Share = 0.55  # of the score for the answer
     follow_weight: Share = 0.15  # of the score for following the instruction
@@ -194,7 +191,6 @@ class JudgeConfig(Section):
     max_tokens: PositiveInt = 64  # of a judge's reply
     calibration_items: NonNegativeInt = 32  # answers of known quality that the judge is measured on, in four kinds
     compare: Worker[tuple[str, ...]] = ()  # further endpoints to calibrate for comparison, only for the report
-    compare_items: NonNegativeInt = 24  # answers of known quality for each of them, half of them wrong
     hostile_items: NonNegativeInt = 80  # answers with a prompt injection: 40 forms, around right and wrong answers
 
     @property

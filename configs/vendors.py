@@ -21,6 +21,7 @@ class BatchInterface:
     failed: str = "failed"  # the state of a job that was refused as a whole
     lost_rows: frozenset[str] = frozenset()  # codes of the errors of rows that the job did not reach before it ended
     full: str = "limit"  # in the message of a job that was refused because too much is queued
+    price_factor: float = 0.5  # of the live price
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from nautile.configs.model import IdRanges, ModelConfig
 from nautile.model.layers.common import Params
 from nautile.model.nautile import forward
 
+LOSS_CHUNK = 128  # positions whose logits are in memory at the same time
 MASKED = -1e30  # a logit; not -inf, whose product with a probability of 0 would be NaN
 
 
@@ -40,7 +41,7 @@ def token_logprobs(
     config: ModelConfig,
     hidden_BLD: Array,
     targets_BL: Array,
-    chunk: int = 128,
+    chunk: int = LOSS_CHUNK,
     temperature: float = 1.0,
 ) -> tuple[Array, Array]:
     """log p(target) and the entropy of the distribution at every position, in nats: float32 [B, L] each."""
@@ -48,7 +49,7 @@ def token_logprobs(
 
 
 def weighted_loss(
-    params: Params, config: ModelConfig, batch: dict[str, Array], chunk: int = 128, z_loss: float = 0.0
+    params: Params, config: ModelConfig, batch: dict[str, Array], chunk: int = LOSS_CHUNK, z_loss: float = 0.0
 ) -> LossSums:
     """Σ w·(-log p(target)) + z_loss·Σ w·(log Z)² over a batch of `tokens, targets, segments, positions, weights`.
 

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nautile.common.errors import ConfigError
 from nautile.configs.training import JudgeConfig
 from nautile.data.chat_template import parse_text
 from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
 from nautile.data.endpoints.outgoing import fenced
 from nautile.data.endpoints.pool import EndpointPool, raise_for_outage
 from nautile.data.reply_objects import reply_objects
-from nautile.rl.rubric import ANSWER, CRITERIA, GRAMMAR, LENGTHS, QUESTION, REASONING, REFERENCE, RUBRICS, SCHEMA
+from nautile.rl import rubric
+from nautile.rl.rubric import ANSWER, CRITERIA, GRAMMAR, LENGTHS, QUESTION, REASONING, REFERENCE, RUBRIC, SCHEMA
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +55,9 @@ class JudgeScore:
 
 
 class Judge:
-    """Scores answers through an endpoint of the pool. Raises `ConfigError` for an unknown rubric or endpoint."""
+    """Scores answers through an endpoint of the pool. Raises `ConfigError` for an unknown endpoint."""
 
     def __init__(self, pool: EndpointPool, config: JudgeConfig) -> None:
-        if config.rubric not in RUBRICS:
-            raise ConfigError(f"judge.rubric: unknown rubric {config.rubric!r}; available: {', '.join(RUBRICS)}")
         pool.config(config.endpoint)
         self._pool, self._config = pool, config
 
@@ -78,7 +76,7 @@ class Judge:
         return {
             "model": endpoint.model,
             "kind": endpoint.kind,
-            "rubric": self._config.rubric,
+            "rubric": rubric.VERSION,
             "stand_in": endpoint.stand_in,
             "reference": self._config.reference,
         }
@@ -93,14 +91,14 @@ class Judge:
         return ChatRequest(
             endpoint=self._config.endpoint,
             messages=(
-                {"role": "system", "content": RUBRICS[self._config.rubric]},
+                {"role": "system", "content": RUBRIC},
                 {"role": "user", "content": fenced(sections)},
             ),
             max_tokens=self._config.max_tokens,
             schema=SCHEMA,
             grammar=GRAMMAR,
             purpose="judge",
-            tag=self._config.rubric,
+            tag=rubric.VERSION,
         )
 
     def _read(self, reply: ChatReply | ChatFailure) -> JudgeScore | None:

@@ -32,6 +32,7 @@ from nautile.rl.parameter_subset import ParameterSubset
 
 BATCH_ARRAYS = ("tokens", "targets", "segments", "weights", "sampled", "advantage", "source")
 PROMPTS_AT_ONCE = 16  # upper limit: the number of prompts of a step is rarely a multiple of more
+CLIP_RATIO = 0.2  # of the probability ratio, as in PPO
 USUAL_CAP = 2.0  # of importance weights: what `importance_above_cap` counts where `policy.importance_cap` is None
 CPU_TOKENS = 768  # tokens of a micro-batch on CPU, where larger ones are no faster and have more padding
 
@@ -216,7 +217,7 @@ def completion_gradients(
         # On-policy the ratio is 1 by definition. The recorded log-probabilities come from another program, and differ
         # by rounding: that is what the importance weights are for.
         sampled_BL = batch["sampled"] if ratio else lax.stop_gradient(logprobs_BL)
-        policy_BL, clipped_BL = surrogate(logprobs_BL, sampled_BL, batch["advantage"], config.clip_ratio)
+        policy_BL, clipped_BL = surrogate(logprobs_BL, sampled_BL, batch["advantage"], CLIP_RATIO)
         if not ratio and config.importance_cap is not None:
             policy_BL *= importance_weights(logprobs_BL, batch["sampled"], config.importance_cap)
         ratio_BL = importance_weights(logprobs_BL, batch["sampled"], None)

@@ -58,6 +58,7 @@ class JudgeScorer:
         return is_mastered(overalls, self.config.mastered_mean, self.config.mastered_minimum)
 
 
+COMPARED = 12  # reference answers that each of `judge.compare` marks, once right and once wrong
 RUBRIC_TOKENS = 600  # an estimate of the judge's instructions around what it marks
 
 
@@ -138,7 +139,7 @@ def align(job: Job) -> None:
             assert pool is not None
             pool.check()
             # The answer key as an answer, with the problem's own rationale: a judge should mark it high.
-            most = max(config.judge.calibration_items // len(KINDS), config.judge.compare_items // 2)
+            most = max(config.judge.calibration_items // len(KINDS), COMPARED)
             known = load_references(config.answered or config.problems, most)
             references = [JudgeItem(p.question, p.answer, p.answer, p.rationale) for p in known]
             return _calibrate_judges(job, judges, config.judge, references)
@@ -162,7 +163,7 @@ def _calibrate_judges(
     # The limits count requests; each item makes one of every kind.
     items = references[: config.calibration_items // len(KINDS)]
     calibration = calibrate(judge, items, config.hostile_items)
-    items = references[: config.compare_items // 2]
+    items = references[:COMPARED]
     compared = [{"judge": other.facts(), **calibrate(other, items, kinds=("right", "wrong"))} for other in other_judges]
     judged_by = judge.facts()
     write_json(

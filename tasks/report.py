@@ -18,6 +18,8 @@ from nautile.tasks.reporting.opening import about_line
 from nautile.tasks.reporting.render import html_page, markdown, write_table
 from nautile.tasks.reporting.sections import compose, paper_tables
 
+TITLE = "Nautile"
+
 
 @stage("report", version=5, outputs=("report",))
 def report(job: Job) -> None:
@@ -32,9 +34,9 @@ def report(job: Job) -> None:
     sections = compose(data)
     kinds = Counter(item.artifact.kind for item in inputs)
     configuration = data["about"].get("configuration")
-    title, subtitle = f"{config.title}: {configuration}" if configuration else config.title, about_line(data["about"])
+    title, subtitle = f"{TITLE}: {configuration}" if configuration else TITLE, about_line(data["about"])
     folder = job.output("report")
-    write_json(folder / "report.json", {"title": config.title, **data})
+    write_json(folder / "report.json", {"title": TITLE, **data})
     for name, table in zip(("table1", "table2"), paper_tables(data["scores"]), strict=True):
         write_table(folder, name, table)
     write_text(folder / "report.md", markdown(title, subtitle, sections))

@@ -39,6 +39,7 @@ RejectReason = Literal[
 ]
 MIN_REASONING_WORDS = 2
 COPY_NGRAM = 8  # words
+OVERLAP_LIMIT = 0.5  # share of a document's n-grams that may also be in its exemplars; more counts as copying
 LOOP_NGRAM = 4  # words
 # Refusals are searched for at the beginning of a reply. Later, the same words are part of a text: a letter, a story, an
 # error message.
@@ -152,7 +153,7 @@ def reject_reason(
     repeats_question = prompt.passage is not None and has_nothing_new(answer, prompt.query)
     if sum(1 for _ in islice(_WORD.finditer(reasoning), MIN_REASONING_WORDS)) < MIN_REASONING_WORDS or repeats_question:
         return "too_short"
-    if is_too_long(document, template, config.longest_answer):
+    if is_too_long(document, template):
         return "too_long"
     if is_cut_short(reasoning, template.reasoning) or is_cut_short(answer, template.answer):
         return "truncated"
@@ -166,15 +167,13 @@ def reject_reason(
         return "ungrounded"
     if config.same_language and is_in_another_language(document, prompt):
         return "wrong_language"
-    if copied_share(text, neighbours) > config.overlap_limit:
+    if copied_share(text, neighbours) > OVERLAP_LIMIT:
         return "copied_exemplar"
     return None
 
 
-def is_too_long(document: ParsedDocument, template: Template, limit: int | None) -> bool:
-    """Whether it has more than `limit` characters; None: whether a field has over twice the template's length."""
-    if limit is not None:
-        return len(document.reasoning) + len(document.answer) > limit
+def is_too_long(document: ParsedDocument, template: Template) -> bool:
+    """Whether the reasoning or the answer has over twice the template's length."""
     return len(document.reasoning) > 2 * template.reasoning or len(document.answer) > 2 * template.answer
 
 

@@ -166,7 +166,8 @@ def reply_cost(config: EndpointConfig, tokens_in: int | None, tokens_out: int | 
     if tokens_in is None or tokens_out is None:
         return None
     full = (tokens_in * config.dollars_per_million_in + tokens_out * config.dollars_per_million_out) / 1e6
-    return full * config.batch.price_factor if config.mode == "batch" else full
+    batch = config.vendor.batch if config.mode == "batch" else None
+    return full * batch.price_factor if batch else full
 
 
 def max_usage(config: EndpointConfig, request: ChatRequest) -> Usage:

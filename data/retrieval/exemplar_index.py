@@ -47,6 +47,7 @@ SEARCH_BLOCK = 65_536  # vectors read at once; bounds the memory for the mapped 
 CANDIDATES_PER_NEIGHBOUR = 10  # candidates of an approximate index that are ranked exactly, per requested neighbour
 RECALL_NEIGHBOURS = 5  # recall@5: the paper (§3.2) retrieves five exemplars
 RECALL_SAMPLE = 256  # vectors whose neighbours are compared with the exact ones
+DIMENSIONS_PER_BYTE = 8  # of a vector's product code: MiniLM's 384 dimensions take 48 bytes
 POINTS_PER_CELL = 64  # training vectors per cell; FAISS warns below 39
 LEAST_TRAINING_VECTORS = 39 * 256  # FAISS's minimum for a product code of 256 centres
 FIRST_PROBES, MOST_PROBES = 16, 4096  # cells probed by a search
@@ -237,7 +238,7 @@ def build_faiss_index(vectors: np.ndarray, config: IndexConfig) -> tuple[Any, In
     import faiss
 
     kind = choose_kind(config, len(vectors))
-    index = faiss.IndexFlatIP(vectors.shape[1]) if kind == "exact" else _train_ivf_pq(vectors, config)
+    index = faiss.IndexFlatIP(vectors.shape[1]) if kind == "exact" else _train_ivf_pq(vectors)
     for start in range(0, len(vectors), SEARCH_BLOCK):
         index.add(np.ascontiguousarray(vectors[start : start + SEARCH_BLOCK], np.float32))
     if isinstance(index, faiss.IndexFlatIP):
@@ -257,22 +258,24 @@ def build_faiss_index(vectors: np.ndarray, config: IndexConfig) -> tuple[Any, In
         if probes == cells or probes >= MOST_PROBES:
             raise ConfigError(
                 f"index.recall is {config.recall:g}, but {kind} over {len(vectors)} vectors reaches {recall:.3f}; "
-                "raise index.code_bytes, or set index.kind to 'exact'"
+                "lower it, or set index.kind to 'exact'"
             )
         probes *= 2
 
 
-def _train_ivf_pq(vectors: np.ndarray, config: IndexConfig) -> "faiss.IndexIVFPQ":
+def _train_ivf_pq(vectors: np.ndarray) -> "faiss.IndexIVFPQ":
     """Train an IVF-PQ index on vectors spread over the set; no vector is added yet."""
     import faiss
 
     count, width = vectors.shape
-    if width % config.code_bytes:
-        raise ConfigError(f"index.code_bytes is {config.code_bytes}, which does not divide the vectors' width, {width}")
+    if width % DIMENSIONS_PER_BYTE:
+        raise ConfigError(
+            f"index.kind 'ivf_pq' needs vectors whose width {DIMENSIONS_PER_BYTE} divides, not {width}; set 'exact'"
+        )
     # FAISS advises between 4 and 16 times the square root of the number of vectors, and enough of them to train a cell.
-    cells = config.lists or 4 * math.isqrt(count)
+    cells = 4 * math.isqrt(count)
     cells = max(1, min(cells, count // POINTS_PER_CELL))
-    index = faiss.IndexIVFPQ(faiss.IndexFlatL2(width), width, cells, config.code_bytes, 8)
+    index = faiss.IndexIVFPQ(faiss.IndexFlatL2(width), width, cells, width // DIMENSIONS_PER_BYTE, 8)
     training = min(count, max(LEAST_TRAINING_VECTORS, cells * POINTS_PER_CELL))
     sample = np.linspace(0, count - 1, training).astype(np.int64)
     index.train(np.ascontiguousarray(vectors[sample]))  # FAISS seeds its k-means with a constant

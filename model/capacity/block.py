@@ -22,7 +22,7 @@ from nautile.configs.base import fingerprint
 from nautile.configs.model import ModelConfig
 from nautile.model.capacity.topology import Topology, compiler_of, devices
 from nautile.model.layers.common import compute_dtype
-from nautile.model.loss import weighted_loss
+from nautile.model.loss import LOSS_CHUNK, weighted_loss
 from nautile.model.nautile import run_blocks, shapes
 
 _BUILD = 2  # version of the cache: increase it when the programs below change
@@ -71,22 +71,16 @@ def compiled_block(
 
 
 def compiled_head(
-    model: ModelConfig,
-    rows: int,
-    length: int,
-    chunk: int,
-    topology: Topology,
-    folder: Path,
-    notify: Callable[[str], object],
+    model: ModelConfig, rows: int, length: int, topology: Topology, folder: Path, notify: Callable[[str], object]
 ) -> dict[str, Any]:
-    """Compile embedding, head and loss with their gradients, `chunk` columns at a time, as `compiled_block` does."""
+    """Compile embedding, head and loss with their gradients, as `compiled_block` does."""
     # The settings of the blocks do not matter here, so one cached program serves all of them.
     plain = model.model_copy(update={"mixing": "chunked", "chunk": 32, "remat": "block", "blocks": 1})
-    identity = {**_identity(plain, rows, length, topology), "part": "head", "loss_chunk": chunk}
+    identity = {**_identity(plain, rows, length, topology), "part": "head", "loss_chunk": LOSS_CHUNK}
     program = _read_cached(folder, identity)
     if program is None:
         notify(f"compiling for {topology.name}: embedding, head and loss")
-        program = _write_cached(folder, identity, _compile_head(plain, rows, length, chunk, topology))
+        program = _write_cached(folder, identity, _compile_head(plain, rows, length, topology))
     return program
 
 
@@ -170,7 +164,7 @@ def _trace_block(model: ModelConfig, rows: int, length: int, topology: Topology)
     return _TracedBlock(forward, backward, arguments, residuals, size)
 
 
-def _compile_head(model: ModelConfig, rows: int, length: int, chunk: int, topology: Topology) -> dict[str, Any]:
+def _compile_head(model: ModelConfig, rows: int, length: int, topology: Topology) -> dict[str, Any]:
     place = _placing(topology)
     kinds = shapes(model)
     # A model without blocks, whose forward pass is the embedding.
@@ -181,7 +175,7 @@ def _compile_head(model: ModelConfig, rows: int, length: int, chunk: int, topolo
     batch["weights"] = place(jax.ShapeDtypeStruct((rows, length), jnp.float32))
 
     def gradient(params: Any, batch: Any) -> Any:
-        return jax.value_and_grad(lambda params: weighted_loss(params, model, batch, chunk).loss)(params)
+        return jax.value_and_grad(lambda params: weighted_loss(params, model, batch).loss)(params)
 
     return _compile(gradient, (params, batch))
 

@@ -11,6 +11,7 @@ from nautile.configs.model import ModelConfig
 from nautile.configs.training import PretrainConfig
 from nautile.model.capacity.flops import training_flops
 from nautile.model.capacity.topology import GPUS, Topology
+from nautile.model.loss import LOSS_CHUNK
 from nautile.model.training.micro_batches import check_rows, rows_at_once
 
 # Bytes for each value of the layer whose gradient is computed: the value, its gradient and copies in float32. Fitted to
@@ -72,7 +73,7 @@ def estimate_training(
     state = 4 * (stored + moments) // config.fsdp
     sums = 2 if rows * chips < config.batch_rows else 1  # of micro-batches, beside the gradient of the present one
     gradients = 4 * sums * stored // config.fsdp + (4 + _width(model)) * table
-    activations = rows * length * _activation_bytes(model, length, config.loss_chunk, chip.name in GPUS)
+    activations = rows * length * _activation_bytes(model, length, chip.name in GPUS)
     memory = state + gradients + activations
     # Time and cost.
     tokens, flops = sum(phase.tokens for phase in config.phases), training_flops(model, length)
@@ -122,7 +123,7 @@ def parameters_by_formula(model: ModelConfig) -> dict[str, int]:
     }
 
 
-def _activation_bytes(model: ModelConfig, length: int, loss_chunk: int, gpu: bool) -> int:
+def _activation_bytes(model: ModelConfig, length: int, gpu: bool) -> int:
     """Bytes for each token of a row: what `remat` keeps of all layers, and what the backward pass of one needs."""
     width, inner = model.width, model.memory_heads * model.head_dim
     expanded = model.readout_expand * inner
@@ -145,7 +146,7 @@ def _activation_bytes(model: ModelConfig, length: int, loss_chunk: int, gpu: boo
     }[model.remat]
     largest = max(values[letter] for letter in set(model.pattern))
     # The logits are gone before the backward pass of the layers.
-    logits = min(loss_chunk, length) * model.padded_vocabulary * (4 + _width(model)) // length
+    logits = min(LOSS_CHUNK, length) * model.padded_vocabulary * (4 + _width(model)) // length
     return _width(model) * kept + round(max((_GPU_BYTES if gpu else _TPU_BYTES) * largest, logits))
 
 

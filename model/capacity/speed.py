@@ -69,7 +69,7 @@ def compare(
         raise ConfigError(f"topology {topology.name!r}: settings are compared for chips by name, as v4:2x4x4 or h100:8")
     check_rows(config, topology.chips)
     rows = rows_at_once(config, topology.chips) // topology.chips
-    head = compiled_head(model, rows, length, config.loss_chunk, topology, folder, notify)
+    head = compiled_head(model, rows, length, topology, folder, notify)
 
     def row_of(setting: Setting) -> dict[str, Any]:
         variant = model.model_copy(update=setting._asdict())

@@ -331,7 +331,7 @@ class _Run:
 def identity(pretraining: Pretraining) -> dict[str, Any]:
     """The settings that must be equal for a run to resume from another's checkpoints.
 
-    Not included: settings that change only how the same sums are computed (micro_rows, fsdp, loss_chunk, the form of
+    Not included: settings that change only how the same sums are computed (micro_rows, fsdp, the form of
     the mixing operator, rematerialisation) or what is reported.
     """
     dump, tokenizer, start = pretraining.config.model_dump(mode="json"), pretraining.tokenizer, pretraining.start

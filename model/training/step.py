@@ -84,7 +84,7 @@ class Program:
             return TrainState(masters, tx.init(masters), jnp.zeros((), jnp.int32))
 
         def losses(params: Params, batch: dict[str, Array]) -> LossSums:
-            return weighted_loss(params, model, batch, config.loss_chunk, config.z_loss)
+            return weighted_loss(params, model, batch, z_loss=config.z_loss)
 
         def step(state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, StepMetrics]:
             # Sums over the batch, divided once by the total weight.

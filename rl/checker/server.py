@@ -20,7 +20,7 @@ from nautile.data.endpoints.checker import MODEL
 from nautile.data.endpoints.outgoing import read_fenced
 from nautile.data.endpoints.own_server import announce, child_arguments
 from nautile.rl.checker.marks import marks
-from nautile.rl.rubric import ANSWER, QUESTION, REASONING, REFERENCE, RUBRICS
+from nautile.rl.rubric import ANSWER, QUESTION, REASONING, REFERENCE, RUBRIC, VERSION
 
 TITLES = ([QUESTION, REASONING, ANSWER], [QUESTION, REASONING, ANSWER, REFERENCE])
 
@@ -32,8 +32,8 @@ def completion(body: Any) -> str:
         roles = [message["role"] for message in body["messages"]]
     except (TypeError, LookupError, ValueError):
         raise ValueError("not a judge's request: a system message with the rubric, then one user message") from None
-    if roles != ["system", "user"] or system not in RUBRICS.values():
-        raise ValueError(f"the system message must be the rubric of the judge ({', '.join(RUBRICS)})")
+    if roles != ["system", "user"] or system != RUBRIC:
+        raise ValueError(f"the system message must be the rubric of the judge ({VERSION})")
     sections = read_fenced(user) if isinstance(user, str) else []
     if [title for title, _ in sections] not in TITLES:
         raise ValueError(f"the user message must have the sections {', '.join(TITLES[1])}; the last may be absent")

@@ -29,7 +29,7 @@ def test_operational_fields_unset_fields_and_unknown_fields_are_left_out():
     section = {"seed": 3, "pretrain": {**pretrain, "a_removed_option": 7, "micro_rows": None}}
     fields = key_fields(section)["pretrain"]
     assert fields.keys() == pretrain.keys() - {
-        "start", "micro_rows", "loss_chunk", "fsdp", "save_every", "keep", "log_every", "validate_every",
+        "start", "micro_rows", "fsdp", "save_every", "keep", "log_every", "validate_every",
         "validation_rows", "sample_every",
     }  # fmt: skip
     assert fields["optimizer"] == {name: value for name, value in pretrain["optimizer"].items() if value is not None}

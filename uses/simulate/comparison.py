@@ -20,7 +20,7 @@ from nautile.evals.scoring.intervals import wilson
 from nautile.uses.simulate.baselines import majority, predictions, uniform
 from nautile.uses.simulate.config import SimulateConfig, SurveyConfig
 from nautile.uses.simulate.people import PeopleGroup, Person, groups_of
-from nautile.uses.simulate.reading import MISSING, Respondents, predictors_of, shares
+from nautile.uses.simulate.reading import MISSING, Respondents, shares
 from nautile.uses.simulate.scores import EVERYBODY, Cell, ScoredCell, arm_scores
 from nautile.uses.simulate.tables import ARMS
 
@@ -232,7 +232,7 @@ def _fitted(
             train,
             respondents.answers_NQ[respondents.train, number],
             people,
-            predictors_of(survey),
+            survey.persona_fields,
             len(question.options),
             config.seed,
             respondents.weights[respondents.train],

@@ -168,9 +168,6 @@ class SurveyConfig(Section):
     questions: tuple[QuestionConfig, ...] = ()
     respondents: PersonasConfig | None = None  # people whose own answers are known
     missing: tuple[str, ...] | None = None  # values of the respondents' columns that are no answer to any question
-    predictors: tuple[str, ...] = ()  # input fields of the baselines; empty: those of the template
-    held_out_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5  # share of the respondents to evaluate on
-    split_seed: Seed = 0
 
     @model_validator(mode="after")
     def _consistent(self) -> "SurveyConfig":

@@ -46,12 +46,10 @@ def parse_survey(table: dict[str, Any], where: str) -> SurveyConfig:
         raise ConfigError(f"{where}: {f'`{field}`: ' if field else ''}{message}") from None
     if survey.respondents is not None:
         # An answer must not be predicted from itself.
-        input_fields = {*survey.persona_fields, *survey.predictors}
         for question in survey.questions:
-            if (column := question.column or question.name) in input_fields:
+            if (column := question.column or question.name) in survey.persona_fields:
                 raise ConfigError(
-                    f"{where}: the persona or the predictors name {column!r}, which is the answer to question "
-                    f"{question.name!r}"
+                    f"{where}: the persona names {column!r}, which is the answer to question {question.name!r}"
                 )
     return survey
 

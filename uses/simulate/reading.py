@@ -23,6 +23,9 @@ from nautile.uses.simulate.people import Digests, Person, read_people, require_f
 from nautile.uses.simulate.published import opinion_qa, parse_survey, subpop_file, subpop_hub
 
 MISSING = -1  # code of an unknown answer
+HELD_OUT_SHARE = 0.5  # of the respondents, whose answers the model is compared with
+# Of the split. Whoever tunes on one part and simulates the other gets the same split.
+SPLIT_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def personas_config(text: str, delimiter: str | None = None, weight_column: str 
 
 
 def read_respondents(survey: SurveyConfig, scratch: Path, digests: Digests | None = None) -> Respondents | None:
-    """Read the survey's respondents and split them by its seed; None for a survey without respondents.
+    """Read the survey's respondents and split them in two; None for a survey without respondents.
 
     Raises `ConfigError` for an answer that is none of the options, and for a split with an empty part.
     """
@@ -88,13 +91,12 @@ def read_respondents(survey: SurveyConfig, scratch: Path, digests: Digests | Non
     people = read_people(survey.respondents, scratch, digests=digests)
     label = f"survey {survey.name}"
     # Baselines are fitted on these fields, so a respondent who lacks one cannot be in either part.
-    require_fields(people, predictors_of(survey), "which the persona or the predictors name", label)
+    require_fields(people, survey.persona_fields, "which the persona names", label)
     answers_NQ = np.stack([_answers(survey, question, people) for question in survey.questions], axis=1)
-    # By the survey's own seed: whoever tunes on one part and simulates the other gets the same split.
-    order = np.random.default_rng(survey.split_seed).permutation(len(people))
-    held_out_count = round(survey.held_out_share * len(people))
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(people))
+    held_out_count = round(HELD_OUT_SHARE * len(people))
     if not 0 < held_out_count < len(people):
-        raise ConfigError(f"{label}: {len(people)} respondents cannot be split by held_out_share")
+        raise ConfigError(f"{label}: {len(people)} respondents cannot be split in two")
     return Respondents(people, answers_NQ, np.sort(order[held_out_count:]), np.sort(order[:held_out_count]))
 
 
@@ -148,17 +150,12 @@ def _read_personas(
     people = read_people(config.personas, scratch, config.n, config.seed, digests)
     if config.personas.reader == "hub":
         # Only the fields that are used: a persona of the Hub may have pages of text.
-        field_names = {*survey.persona_fields, *config.by, *predictors_of(survey)}
+        field_names = {*survey.persona_fields, *config.by}
         people = [
             Person(p.id, {name: v for name, v in p.fields.items() if name in field_names}, p.weight) for p in people
         ]
         write_json(path, [[person.id, person.fields, person.weight] for person in people])
     return people
-
-
-def predictors_of(survey: SurveyConfig) -> tuple[str, ...]:
-    """The fields that baselines predict answers from."""
-    return survey.predictors or survey.persona_fields
 
 
 def declared_groups(survey: SurveyConfig) -> list[Person]:

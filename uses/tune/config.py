@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from nautile.configs.base import Operational, OptimizerConfig, Section, Seed, Share
+from nautile.configs.base import OptimizerConfig, Section, Seed, Share
 from nautile.configs.training import TRAINED, StartSection
 
 SUFFIXES = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
@@ -136,10 +136,7 @@ class TuneConfig(StartSection):
     seed: Seed = 0
     coverage: Share = 0.8  # share of the validation rows above the abstention threshold
     accuracy: Share | None = None  # instead of `coverage`: accuracy on the validation rows above the threshold
-    pooling: Literal["last", "mean"] = "mean"  # head: of the hidden states of a text's tokens; measured (uses_labels)
-    inverse_penalty: PositiveFloat = 1.0  # head: C of the logistic regression (larger: weaker penalty)
     rank: PositiveInt = 8  # lora
-    lora_alpha: PositiveInt = 16
     epochs: PositiveInt = 3  # full, lora
     batch_rows: PositiveInt = 16
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-4, final_learning_rate=0.0, weight_decay=0.0)
@@ -148,8 +145,6 @@ class TuneConfig(StartSection):
     learning_rates: tuple[PositiveFloat, ...] = ()
     # Fitted on the same rows: the most frequent label, and logistic regressions on TF-IDF and on MiniLM's vectors.
     baselines: tuple[Literal["majority", "tfidf", "minilm"], ...] = ("majority", "tfidf", "minilm")
-    save_every: Operational[PositiveInt] = 100  # steps between checkpoints to resume from
-    rows_at_once: Operational[PositiveInt] = 16  # rows in a forward pass that computes features or likelihoods
 
     @field_validator("start")
     @classmethod

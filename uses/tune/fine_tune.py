@@ -30,6 +30,8 @@ from nautile.model.training.checkpoint import TrainCheckpoints
 from nautile.uses.tune.adapters import merge_adapters, new_adapters
 
 Batch = dict[str, np.ndarray]
+SAVE_EVERY = 100  # steps between states to resume from
+LORA_ALPHA = 16
 COLUMNS = 32  # lengths are multiples of the mixing operator's chunk, so that no remainder is compiled separately
 
 
@@ -54,8 +56,6 @@ class TuningSettings:
     epochs: int
     batch_rows: int
     rank: int = 8
-    lora_alpha: int = 16
-    save_every: int = 100
 
 
 def fine_tune(
@@ -76,7 +76,7 @@ def fine_tune(
     check_lengths(rows, model)
     steps = -(-len(rows) // settings.batch_rows) * settings.epochs
     # LoRA trains adapters beside frozen parameters; otherwise all parameters are trained and none frozen.
-    scale = settings.lora_alpha / settings.rank if settings.method == "lora" else None
+    scale = LORA_ALPHA / settings.rank if settings.method == "lora" else None
     tx = optimizer.build(settings.optimizer, steps)
     trained = new_adapters(params, settings.rank, seed) if scale is not None else jax.tree.map(jnp.asarray, params)
     frozen = params if scale is not None else {}
@@ -105,7 +105,7 @@ def fine_tune(
             losses[epoch].append(float(loss))
             emit("metric", name="loss", step=step + 1, value=losses[epoch][-1])
             emit("progress", done=step + 1, total=steps, unit="steps", note=f"loss {losses[epoch][-1]:.3f}")
-            if (step + 1) % settings.save_every == 0:
+            if (step + 1) % SAVE_EVERY == 0:
                 flush(emit)  # a crash must not keep the checkpoint and lose the events before it
                 checkpoints.save(step + 1, state, {"losses": losses})
     tuned = state[0] if scale is None else merge_adapters(params, state[0], scale)

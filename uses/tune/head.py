@@ -12,6 +12,7 @@ from nautile.common.files import atomic_path
 from nautile.common.text import first_line
 
 MAX_ITERATIONS = 1000
+INVERSE_PENALTY = 1.0  # C of the logistic regression: larger is a weaker penalty
 
 
 class Head(NamedTuple):
@@ -25,11 +26,10 @@ class Head(NamedTuple):
         return features_ND @ self.weight_DC + self.bias_C
 
 
-def fit_head(features_ND: np.ndarray, targets_N: np.ndarray, labels: int, inverse_penalty: float) -> Head:
+def fit_head(features_ND: np.ndarray, targets_N: np.ndarray, labels: int) -> Head:
     """Fit a head on standardised features, and fold the standardisation into its weights.
 
-    `targets_N`: indices below `labels`, each of which must occur. `inverse_penalty`: scikit-learn's C. Raises
-    `ValueError` if a label has no row.
+    `targets_N`: indices below `labels`, each of which must occur. Raises `ValueError` if a label has no row.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -37,7 +37,7 @@ def fit_head(features_ND: np.ndarray, targets_N: np.ndarray, labels: int, invers
         raise ValueError(f"rows of {len(np.unique(targets_N))} labels, and the head has {labels}")
     # A feature that never varies is divided by the small number, not by zero.
     mean_D, scale_D = features_ND.mean(axis=0), features_ND.std(axis=0) + 1e-6
-    regression = LogisticRegression(C=inverse_penalty, max_iter=MAX_ITERATIONS)
+    regression = LogisticRegression(C=INVERSE_PENALTY, max_iter=MAX_ITERATIONS)
     regression.fit((features_ND - mean_D) / scale_D, targets_N)
     weight_CD, bias_C = regression.coef_, regression.intercept_
     if labels == 2:  # scikit-learn returns only the second label's logit

@@ -28,7 +28,7 @@ from nautile.uses.labelled.prompts import beginning_ids, context_ids, instructio
 from nautile.uses.labelled.rows import LabelledRow
 from nautile.uses.tune.fine_tune import TuningRow, TuningSettings, fine_tune, mean_loss
 from nautile.uses.tune.settings import kept_losses, searched_settings
-from nautile.uses.tune.tuner import LabelTuning, asked_rows
+from nautile.uses.tune.tuner import ROWS_AT_ONCE, LabelTuning, asked_rows
 
 MOST_GENERATED = 200  # test rows whose entities are generated
 
@@ -62,7 +62,7 @@ def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
 
     def measure(params: Params) -> dict[str, Any]:
         figures: dict[str, Any] = {
-            name: mean_loss(params, run.model, rows, loss, config.rows_at_once) for name, rows in examples.items()
+            name: mean_loss(params, run.model, rows, loss, ROWS_AT_ONCE) for name, rows in examples.items()
         }
         if config.form == "entities":
             rows = parts["test"][:MOST_GENERATED]
@@ -80,7 +80,7 @@ def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
     def loss_at(shots: int, settings: TuningSettings, rate: str) -> float:
         params, _, _ = tune(shots, 0, settings, states := f"states-{shots}-rate-{rate}")
         shutil.rmtree(run.work / states)
-        return mean_loss(params, run.model, examples["validation"], loss, config.rows_at_once)
+        return mean_loss(params, run.model, examples["validation"], loss, ROWS_AT_ONCE)
 
     # Results so far, by arm; a run that was killed continues with the missing arms.
     arms_path = run.work / "arms.json"
@@ -193,7 +193,7 @@ def _generate(
     if most < 1:
         raise ConfigError("tune: the prompts leave no room for a reply; lower tune.longest")
     sampling = Sampling(most, temperature=0.0, stop_ids=(tokenizer.im_end, tokenizer.end_of_text))
-    generator = Generator(run.model, sampling, min(run.config.rows_at_once, len(examples)), longest)
+    generator = Generator(run.model, sampling, min(ROWS_AT_ONCE, len(examples)), longest)
     seeds = [(run.config.seed, number) for number in range(len(examples))]
     completions = generator(params, [list(example.prompt) for example in examples], seeds)
     return [parse_completion(tokenizer, [tokenizer.think_end, *completion.ids]).answer for completion in completions]

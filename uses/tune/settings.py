@@ -15,10 +15,7 @@ def tuning_settings(config: TuneConfig, loss: Literal["reply", "options"]) -> Tu
     """The settings for `fine_tune`. Raises `ConfigError` for a method that trains no weights."""
     if config.method not in ("full", "lora"):
         raise ConfigError(f"tune.method {config.method!r} trains no weights")
-    return TuningSettings(
-        config.method, loss, config.optimizer, config.epochs, config.batch_rows, config.rank, config.lora_alpha,
-        config.save_every,
-    )  # fmt: skip
+    return TuningSettings(config.method, loss, config.optimizer, config.epochs, config.batch_rows, config.rank)
 
 
 def searched_settings(

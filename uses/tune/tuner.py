@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from scipy.special import log_softmax
@@ -44,6 +44,8 @@ from nautile.uses.tune.head import fit_head, save_head
 from nautile.uses.tune.settings import searched_settings
 from nautile.uses.tune.splits import Splits
 
+POOLING: Literal["mean"] = "mean"  # of a text's hidden states, for the head: measured to be better than the last one
+ROWS_AT_ONCE = 16  # in a forward pass that computes features or likelihoods
 ABSTAINS = 1.0  # the threshold if no lower one reaches the required accuracy
 
 
@@ -106,7 +108,7 @@ class LabelTuner:
         instructions = "" if config.method == "head" else instructions_for("label", config.instructions, self.labels)
         self.label_set = LabelSet(
             form="label", method=config.method, labels=self.labels, instructions=instructions,
-            longest=config.longest, pooling=config.pooling, coverage=None if config.accuracy else config.coverage,
+            longest=config.longest, pooling=POOLING, coverage=None if config.accuracy else config.coverage,
         )  # fmt: skip
         self._features: dict[str, np.ndarray] = {}
         # 0 shots stands for all rows, the most there are; but for likelihoods it means no examples, the fewest.
@@ -235,7 +237,7 @@ class LabelTuner:
         return ArmRun(arm, shots, seed, validation_VC, test_TC, temperature, threshold, loss)
 
     def _head(self, rows: Sequence[LabelledRow]) -> Any:
-        return fit_head(self._states(rows), self.targets(rows), len(self.labels), self.run.config.inverse_penalty)
+        return fit_head(self._states(rows), self.targets(rows), len(self.labels))
 
     def _states(self, rows: Sequence[LabelledRow]) -> np.ndarray:
         """Features of the rows, cached in the work folder."""
@@ -250,7 +252,7 @@ class LabelTuner:
         if missing:
             run = self.run
             features = text_features(
-                run.params, run.model, self._tokenizer, self.label_set, list(missing.values()), run.config.rows_at_once,
+                run.params, run.model, self._tokenizer, self.label_set, list(missing.values()), ROWS_AT_ONCE,
                 lambda count: run.emit("progress", done=count, total=len(missing), unit="texts"),
             )  # fmt: skip
             self._features |= dict(zip(missing, features, strict=True))
@@ -266,7 +268,7 @@ class LabelTuner:
         return self.label_set.model_copy(update={"instructions": instructions})
 
     def _likelihoods(self, params: Params, labels: LabelSet, rows: Sequence[LabelledRow]) -> np.ndarray:
-        scorer = SharedPrefixScorer(params, self.run.model, self.run.config.rows_at_once)
+        scorer = SharedPrefixScorer(params, self.run.model, ROWS_AT_ONCE)
         return likelihood_logits(scorer, self.run.model, self._tokenizer, labels, [row.text for row in rows])
 
     def _loss_at(self, shots: int, settings: TuningSettings, rate: str) -> float:

@@ -47,6 +47,7 @@ SLOWEST_POLL = 20  # longest pause between polls, as a multiple of the first
 LONGEST_REST_S = 600.0  # longest pause before requests that the vendor had no capacity for are sent again
 FILE_TIMEOUT_FACTOR, FILE_CONNECTIONS = 5, 8  # times the timeout of a chat request, for uploads and downloads
 LOOKS_FOR_FILES = 3  # of a job that has ended
+LARGEST_JOB = 100 * 2**20  # bytes; OpenAI accepts 200 MB per file
 GROUP = 256  # replies recorded together
 Value = TypeVar("Value")
 JobResult = ChatReply | ChatFailure | CallError  # of one request; after a `CallError` it may go into another job
@@ -204,7 +205,7 @@ class BatchQueue:
             digest, request, _ = self._queue[0]
             size += len(self._input_line(digest, request))
             amount = self._endpoint.reservation(request)
-            if entries and (size > self._batch.bytes_per_job or not budget.fits(reserved + amount)):
+            if entries and (size > LARGEST_JOB or not budget.fits(reserved + amount)):
                 break
             if not entries and not budget.fits(amount):
                 # Not even one request fits now. `reserve` waits, because jobs in progress may cost less than was

@@ -198,9 +198,3 @@ def test_a_document_keeps_to_the_language_of_its_query(query, reasoning, answer,
     reason = reason_for(ParsedDocument(reasoning, answer), prompt=prompt, template=FULL)
     assert reason == (None if kept else "wrong_language")
     assert reason_for(ParsedDocument(reasoning, answer), prompt=prompt, template=FULL, same_language=False) is None
-
-
-def test_the_longest_document_is_a_setting():
-    document = ParsedDocument("One thing after another. Then this.", "Many words " + "x" * 200)
-    assert reason_for(document, prompt=OPEN, template=FULL) is None
-    assert reason_for(document, prompt=OPEN, template=FULL, longest_answer=200) == "too_long"

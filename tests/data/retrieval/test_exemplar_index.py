@@ -148,7 +148,8 @@ def one_thread():
 def test_an_approximate_index_reaches_its_recall_and_is_built_the_same_twice(monkeypatch):
     monkeypatch.setattr(exemplar_index, "RECALL_SAMPLE", 64)
     vectors = clustered(10_000, width=16)
-    config = IndexConfig(kind="ivf_pq", code_bytes=4, lists=64)
+    monkeypatch.setattr(exemplar_index, "DIMENSIONS_PER_BYTE", 4)
+    config = IndexConfig(kind="ivf_pq")
     index, fit = build_faiss_index(vectors, config)
     assert fit.recall >= 0.95
     queries = clustered(80, width=16)
@@ -181,9 +182,10 @@ def test_an_index_of_copies_is_built():
     assert fit.recall >= 0.95
 
 
-def test_a_recall_that_cannot_be_reached_is_refused():
+def test_a_recall_that_cannot_be_reached_is_refused(monkeypatch):
+    monkeypatch.setattr(exemplar_index, "DIMENSIONS_PER_BYTE", 48)
     with pytest.raises(ConfigError, match=r"index.recall is 1, but ivf_pq over 10000 vectors reaches 0\.\d"):
-        build_faiss_index(clustered(10_000), IndexConfig(kind="ivf_pq", code_bytes=1, lists=4, recall=1.0))
+        build_faiss_index(clustered(10_000), IndexConfig(kind="ivf_pq", recall=1.0))
 
 
 def test_the_kind_follows_from_the_count():
@@ -193,8 +195,8 @@ def test_the_kind_follows_from_the_count():
     assert choose_kind(IndexConfig(kind="exact"), 300_000) == "exact"
     with pytest.raises(ConfigError, match="needs 9984 exemplars"):
         choose_kind(IndexConfig(kind="ivf_pq"), 9983)
-    with pytest.raises(ConfigError, match="does not divide"):
-        build_faiss_index(clustered(9984), IndexConfig(kind="ivf_pq", code_bytes=7))
+    with pytest.raises(ConfigError, match="needs vectors whose width 8 divides, not 12"):
+        build_faiss_index(clustered(9984, width=12), IndexConfig(kind="ivf_pq"))
 
 
 @given(st.integers(1, 60), st.integers(1, 5), st.integers(0, 50))

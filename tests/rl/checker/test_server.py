@@ -18,9 +18,8 @@ from nautile.rl.checker.marks import marks
 from nautile.rl.checker.server import completion
 from nautile.rl.hostile_answers import FORMS, hostile_answer
 from nautile.rl.judge import Judge, JudgeItem, JudgeScore
-from nautile.rl.rubric import RUBRICS
+from nautile.rl.rubric import RUBRIC
 
-(RUBRIC,) = RUBRICS.values()
 SUMS = [JudgeItem(f"What is {n} + 21?", f"{n + 21}", f"{n + 21}", f"{n} + 21 = {n + 21}.") for n in range(100, 112)]
 
 

@@ -9,6 +9,7 @@ import pytest
 from nautile.common.errors import ConfigError
 from nautile.configs.base import OptimizerConfig
 from nautile.model.decoding.scoring import continuation_logprobs
+from nautile.uses.tune import fine_tune as fine_tuning
 from nautile.uses.tune.adapters import merge_adapters, new_adapters
 from nautile.uses.tune.fine_tune import TuningRow, TuningSettings, batch_of, fine_tune, mean_loss
 
@@ -23,13 +24,17 @@ def settings(**changes):
         "optimizer": OPTIMIZER,
         "epochs": 4,
         "batch_rows": 4,
-        "save_every": 5,
     }
     return TuningSettings(**{**defaults, **changes})
 
 
 def leaves(params):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
+
+
+@pytest.fixture(autouse=True)
+def _saves_often(monkeypatch):
+    monkeypatch.setattr(fine_tuning, "SAVE_EVERY", 5)
 
 
 class Killed(Exception):
@@ -65,9 +70,7 @@ def test_replies_are_learnt_and_a_killed_run_continues_as_if_it_had_not_been(con
 def test_adapters_begin_as_nothing_and_leave_the_rest_alone(config, params, tmp_path):
     for a, b in zip(leaves(merge_adapters(params, new_adapters(params, 2, 0), 4.0)), leaves(params), strict=True):
         np.testing.assert_array_equal(a, b)
-    tuned, losses = fine_tune(
-        params, config, REPLIES, settings(method="lora", rank=2, lora_alpha=8), 0, tmp_path, {"run": 1}
-    )
+    tuned, losses = fine_tune(params, config, REPLIES, settings(method="lora", rank=2), 0, tmp_path, {"run": 1})
     assert losses[-1] < losses[0] / 2
     np.testing.assert_array_equal(tuned["embedding"], params["embedding"])
     moved = tuned["blocks"]["sca_0"]["in_proj"] - params["blocks"]["sca_0"]["in_proj"]

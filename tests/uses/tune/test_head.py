@@ -29,13 +29,13 @@ def test_a_head_gives_the_probabilities_of_the_regression_on_standardised_featur
     rng = np.random.default_rng(0)
     targets = np.arange(60) % labels
     features = (rng.normal(size=(60, 5)) + targets[:, None]).astype(np.float32) * [1, 10, 0.1, 3, 5] + 7
-    head = fit_head(features, targets, labels, 0.5)
+    head = fit_head(features, targets, labels)
     scaled = (features - features.mean(axis=0)) / (features.std(axis=0) + 1e-6)
-    expected = LogisticRegression(C=0.5, max_iter=1000).fit(scaled, targets).predict_log_proba(scaled)
+    expected = LogisticRegression(max_iter=1000).fit(scaled, targets).predict_log_proba(scaled)
     logits = head.logits(features)
     np.testing.assert_allclose(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)), expected, atol=1e-4)
     with pytest.raises(ValueError, match="rows of 1 labels"):
-        fit_head(features, np.zeros(60, int), labels, 0.5)
+        fit_head(features, np.zeros(60, int), labels)
 
 
 def test_a_head_of_another_model_is_refused(tmp_path):
