@@ -269,7 +269,7 @@ def test_the_services_work_together_with_the_login(services, monkeypatch):
         fetch(f"{api}/deployments/filter", {})
     monkeypatch.setitem(LOGINS, api, secrets["login"])
     until(lambda: len(fetch(f"{api}/deployments/filter", {})) >= 13, started)
-    entry = fetch(f"{api}/deployments/name/held_out/held_out-toy")
+    entry = fetch(f"{api}/deployments/name/pipeline/held_out-toy")
     run = fetch(f"{api}/deployments/{entry['id']}/create_flow_run", {})["id"]
     until(lambda: fetch(f"{api}/flow_runs/{run}")["state"]["type"] == "PAUSED", started)
     # As `docker compose exec worker nautile approve` does, in the worker's environment.

@@ -142,10 +142,10 @@ class Equivalence:
             # Sets in one order and random numbers of one seed, so that a verdict is the same in every process.
             env={**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONHASHSEED": "0"},
         )
-        if not self._line(process, START_S):
-            code = process.poll()
+        if not (line := self._line(process, START_S)):
+            # At the end of its output it may not have ended yet, a moment later it has.
+            reason = f"did not start within {START_S:g} s" if line is None else f"ended with exit code {process.wait()}"
             self.close()
-            reason = f"ended with exit code {code}" if code is not None else f"did not start within {START_S:g} s"
             raise Retryable(f"the process that compares mathematical answers {reason}; the same command goes on")
         return process
 

@@ -235,7 +235,7 @@ def test_cancel_ends_the_stages_process_and_both_pages_show_it(folder, prefect, 
 def rerun(folder, prefect):
     """A run of the one stage, which does not wait any more, at its end. Prefect's page shows it."""
     (folder / "go").touch()
-    run = prefect.start_run(f"{STAGE}/{STAGE}-toy")
+    run = prefect.start_run(f"pipeline/{STAGE}-toy")
     until(lambda: prefect.state(run) == "COMPLETED", "the stage alone")
     return run
 

@@ -62,7 +62,7 @@ class Operated:
         until(lambda: not service.alive())
 
     def start(self, deployment: str, **parameters: Any) -> str:
-        entry = fetch(f"{self.api}/deployments/name/{deployment}/{deployment}-toy")
+        entry = fetch(f"{self.api}/deployments/name/pipeline/{deployment}-toy")
         return fetch(f"{self.api}/deployments/{entry['id']}/create_flow_run", {"parameters": parameters})["id"]
 
     def state(self, run: str) -> dict[str, Any]:

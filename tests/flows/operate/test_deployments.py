@@ -38,34 +38,34 @@ def test_prefect_deploys_every_entry_of_the_file(local, prefect_url, tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     in_pool = {"work_pools": {"name": {"any_": [POOL]}}}
-    registered = {entry["entrypoint"]: entry for entry in fetch(f"{prefect_url}/deployments/filter", in_pool)}
-    served = {entry.entrypoint: entry for entry in deployments(local, "local")}
+    registered = {entry["name"]: entry for entry in fetch(f"{prefect_url}/deployments/filter", in_pool)}
+    served = {entry.name: entry for entry in deployments(local, "local")}
     assert set(registered) == set(served)
-    for entrypoint, deployment in registered.items():
-        ours = served[entrypoint]
-        assert (deployment["name"], deployment["tags"]) == (ours.name, ours.tags)
+    for name, deployment in registered.items():
+        ours = served[name]
+        assert (deployment["entrypoint"], deployment["tags"]) == (ours.entrypoint, ours.tags)
         assert deployment["concurrency_options"]["collision_strategy"] == "ENQUEUE"
         assert deployment["global_concurrency_limit"]["limit"] == 1
         assert deployment["job_variables"] == {"env": {"NAUTILE_STORE": str(tmp_path / "store")}}
         assert deployment["parameters"].keys() == (ours.parameters or {}).keys()
     schedules = {name: entry["schedules"] for name, entry in registered.items() if entry["schedules"]}
     ((_, (schedule,)),) = schedules.items()
-    assert list(schedules) == ["nautile.flows.nightly.evaluation.evaluation"]
+    assert list(schedules) == ["evaluation-local"]
     assert schedule["schedule"]["cron"] == local.schedule.cron
     automations = {entry["name"]: entry for entry in fetch(f"{prefect_url}/automations/filter", {})}
     assert SILENT in automations
     limits = {entry["name"]: entry["limit"] for entry in fetch(f"{prefect_url}/v2/concurrency_limits/filter", {})}
     assert {f"nautile-{name}": limit for name, limit in local.resources.limits().items()}.items() <= limits.items()
     automation = automations["nautile: show regressions of local"]
-    (trigger,) = served["nautile.flows.nightly.regression.regression"].triggers
+    (trigger,) = served["regression-local"].triggers
     assert automation["trigger"]["expect"] == list(trigger.expect)
     assert automation["trigger"]["match"] == trigger.match.model_dump(mode="json")
     (action,) = automation["actions"]
     assert action["parameters"] == trigger.parameters
 
     # What the operator lists: these failed in the same way, for they send null limits too.
-    run = fetch(f"{prefect_url}/deployments/{registered['nautile.flows.pipeline.pipeline']['id']}/create_flow_run", {})
-    for what, shown in (("deployment", "pipeline/"), ("flow-run", run["name"]), ("flow", "held_out")):
+    run = fetch(f"{prefect_url}/deployments/{registered['pipeline-local']['id']}/create_flow_run", {})
+    for what, shown in (("deployment", "pipeline/"), ("flow-run", run["name"]), ("flow", "pipeline")):
         assert shown[:12] in prefect(prefect_url, what, "ls")
     assert POOL in prefect(prefect_url, "work-pool", "ls")
     request(f"{prefect_url}/flow_runs/{run['id']}", method="DELETE").raise_for_status()
@@ -137,7 +137,7 @@ def test_workers_of_two_pools_run_the_stages_of_their_resource(routed, made, pre
         register(load(str(routed)), str(routed), "process", None)
         runs = {}
         for stage in ("held_out", "pretrain"):
-            entry = client.read_deployment_by_name(f"{stage}/{stage}-routed")
+            entry = client.read_deployment_by_name(f"pipeline/{stage}-routed")
             runs[stage] = client.create_flow_run_from_deployment(entry.id, parameters={"force": True}).id
     more = {
         "PREFECT_API_URL": prefect_url,

@@ -75,7 +75,7 @@ def end_of(api: str, run: str) -> str:
 def test_a_run_waits_for_approval_and_goes_on(running, folder):
     api, store = running["server"].url, Store(folder / "store")
     assert len(fetch(f"{api}/deployments/filter", {})) == len(deployments(load(str(TOY)), str(TOY)))
-    run = begin(api, "held_out/held_out-toy")
+    run = begin(api, "pipeline/held_out-toy")
     (note,) = until(lambda: waiting(store))
     assert note["run"] == run
     assert fetch(f"{api}/flow_runs/{run}")["state"]["type"] == "PAUSED"

@@ -100,7 +100,7 @@ def test_the_server_settles_silent_runs_and_reacts_to_regressions(running):
 def test_a_run_asked_for_in_the_form_does_its_work(running):
     store, services_by_name = running
     api = services_by_name["server"].url
-    status, run = ask(api, "held_out/held_out-local", {"overrides": SMALL, "name": "small"})
+    status, run = ask(api, "pipeline/held_out-local", {"overrides": SMALL, "name": "small"})
     assert status == 201, run
     deadline = time.monotonic() + 600
     while (state := call(f"{api}/flow_runs/{run['id']}")[1]["state"])["type"] not in ENDED:

@@ -126,7 +126,7 @@ def test_stages_are_registered_in_pools_of_their_own(config, pools_file, prefect
         assert "12 deployments in work pool 'nautile';" in lines
         assert "1 deployments in work pool 'nautile-gpu';" in lines
         entries = fetch(f"{prefect_url}/deployments/filter", {"deployments": {"tags": {"all_": [config.name]}}})
-        pools = {entry["entrypoint"].rpartition(".")[2]: entry for entry in entries}
+        pools = {entry["name"].partition("-")[0]: entry for entry in entries}
         assert pools["pretrain"]["work_pool_name"] == "nautile-gpu"
         assert pools["pretrain"]["job_variables"]["gpus"] == 8
         assert all("NAUTILE_WORKER" in entry["job_variables"]["env"] for entry in entries)
