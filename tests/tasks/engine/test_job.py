@@ -17,14 +17,14 @@ from nautile.tasks.engine.progress import StageUpdate, notify, subscribe
 def job(tmp_path):
     section = {
         "seeds": {"data": 3},
-        "report": {"title": "T", "samples": 2},
+        "report": {"samples": 2},
         "judge": {"endpoint": "j", "answer_weight": 1.5},
     }
     return Job("report", "0" * 64, "e1", section, {}, tmp_path / "staging", silent)
 
 
 def test_a_part_of_the_section_comes_validated(job):
-    assert job.part("report", ReportConfig) == ReportConfig(title="T", samples=2)
+    assert job.part("report", ReportConfig) == ReportConfig(samples=2)
     with pytest.raises(ConfigError, match=r"stage report: `judge\.answer_weight`: .*less than or equal to 1"):
         job.part("judge", JudgeConfig)
     with pytest.raises(
