@@ -146,7 +146,7 @@ def test_lineage_of_the_last_score_reaches_shards_and_calls(whole):
 
 
 def test_its_text_was_screened_for_what_it_is_asked(whole):
-    for evaluation in whole.store.list("evaluation"):
+    for evaluation in whole.list("evaluation"):
         assert evaluation.manifest["facts"]["not_screened"] == {}
         rows = read_rows(evaluation.path / "rows.jsonl")
         assert {row["screened"] for row in rows if row["benchmark"] == "wiki_trivia"} == {True}
