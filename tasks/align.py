@@ -16,8 +16,8 @@ from nautile.rl.problems.files import check_files
 from nautile.rl.problems.load import load_references
 from nautile.rl.rewards import is_mastered, judged, verifiable
 from nautile.tasks.engine.job import Job
-from nautile.tasks.engine.stage import Calls, stage
-from nautile.tasks.reinforced import HEADING, LOSS, reinforcement, steps_and_completions
+from nautile.tasks.engine.stage import Calls
+from nautile.tasks.reinforced import reinforcement_stage, steps_and_completions
 
 if TYPE_CHECKING:
     from nautile.rl.rollouts import Group
@@ -82,17 +82,10 @@ def _check(config: AlignConfig) -> None:
         check_files(config.answered, "align", "answered")
 
 
-@stage(
+@reinforcement_stage(
     "align",
     version=9,
     outputs=("checkpoint", "rollouts", "calibration"),
-    accelerator=True,
-    multihost=True,
-    trains=True,
-    page="reinforcement",
-    samples="rollouts",
-    heading=HEADING,
-    curves=reinforcement(LOSS),
     limits=lambda section: steps_and_completions(section["align"]),
     calls=_calls,
     check=_check,

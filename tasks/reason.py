@@ -9,8 +9,7 @@ from nautile.rl.objective_registry import Balance, objective_named
 from nautile.rl.problems.files import check_files
 from nautile.rl.rewards import verifiable
 from nautile.tasks.engine.job import Job
-from nautile.tasks.engine.stage import stage
-from nautile.tasks.reinforced import HEADING, LOSS, reinforcement, steps_and_completions
+from nautile.tasks.reinforced import reinforcement_stage, steps_and_completions
 
 if TYPE_CHECKING:
     from nautile.rl.rollouts import Group
@@ -37,17 +36,10 @@ def _check(config: ReasonConfig) -> None:
     objective_named(config.objective)
 
 
-@stage(
+@reinforcement_stage(
     "reason",
     version=8,
     outputs=("checkpoint", "rollouts"),
-    accelerator=True,
-    multihost=True,
-    trains=True,
-    page="reinforcement",
-    samples="rollouts",
-    heading=HEADING,
-    curves=reinforcement(LOSS),
     limits=lambda section: steps_and_completions(section["reason"]),
     check=_check,
     rehearse="nautile.rl.rehearsal:rehearse_reason",

@@ -1,17 +1,15 @@
-"""What the three reinforcement stages declare alike: their curves, limits and checks (`tasks.engine.stage`)."""
+"""What the three reinforcement stages declare alike: how they run, and what is shown of them (`tasks.engine.stage`)."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from nautile.common.text import counted
-from nautile.tasks.engine.stage import Curve
-
-HEADING = "Reinforcement and self-distillation"
+from nautile.tasks.engine.stage import Curve, Stage
 
 _LEARNS, _SOUND, _UPDATES, _SPEED = "Does it learn?", "Does it stay sound?", "The updates", "Speed"
 
 
-def reinforcement(loss: Curve) -> tuple[Curve, ...]:
+def _curves(loss: Curve) -> tuple[Curve, ...]:
     """The curves of a reinforcement stage, in the order of the questions that they answer; `loss`: the chart of it."""
     return (
         Curve("reward", ("reward",), "reward", _LEARNS),
@@ -55,3 +53,20 @@ def steps_and_completions(part: Mapping[str, Any]) -> list[str]:
     """The limits of a stage of policy gradients: its steps, and the completions of each."""
     rows = part["rollout"]["prompts"] * part["rollout"]["group"]
     return [f"{counted(part['policy']['steps'], 'step')} of {counted(rows, 'completion')}"]
+
+
+def reinforcement_stage(name: str, version: int, outputs: tuple[str, ...], loss: Curve = LOSS, **more: Any) -> Stage:
+    """`@stage` of a reinforcement stage; `loss`: the chart of it; `more`: what the stage declares beyond the others."""
+    return Stage(
+        name,
+        version,
+        outputs,
+        accelerator=True,
+        multihost=True,
+        trains=True,
+        page="reinforcement",
+        samples="rollouts",
+        heading="Reinforcement and self-distillation",
+        curves=_curves(loss),
+        **more,
+    )

@@ -7,8 +7,7 @@ from nautile.configs.training import SelfDistillConfig
 from nautile.data.sources.reasoning_gym import derived_seed
 from nautile.rl.problems.files import check_files
 from nautile.tasks.engine.job import Job
-from nautile.tasks.engine.stage import stage
-from nautile.tasks.reinforced import HEADING, TRACES_LOSS, reinforcement
+from nautile.tasks.reinforced import TRACES_LOSS, reinforcement_stage
 
 
 def _limits(section: Mapping[str, Any]) -> list[str]:
@@ -16,17 +15,11 @@ def _limits(section: Mapping[str, Any]) -> list[str]:
     return [f"{part['problems']['count'] * part['rollout']['group'] * part['rounds']:,} completions to draw"]
 
 
-@stage(
+@reinforcement_stage(
     "self_distill",
     version=8,
     outputs=("traces", "checkpoint"),
-    accelerator=True,
-    multihost=True,
-    trains=True,
-    page="reinforcement",
-    samples="rollouts",
-    heading=HEADING,
-    curves=reinforcement(TRACES_LOSS),
+    loss=TRACES_LOSS,
     limits=_limits,
     check=lambda config: check_files(config.problems, "self_distill"),
     rehearse="nautile.rl.rehearsal:rehearse_self_distillation",
