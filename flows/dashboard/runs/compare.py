@@ -10,11 +10,12 @@ from nautile.common.errors import ConfigError
 from nautile.configs.changes import Change, describe_changes
 from nautile.flows.cli.many.compare import gain_lines, seed_lines, step_cells
 from nautile.flows.cli.many.sweep import metric_cells, metric_heads, note, recipe_lines, run_cells
-from nautile.flows.dashboard import cards, queries, shared
+from nautile.flows.dashboard import cards, shared
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
 from nautile.flows.dashboard.shared import ChosenRun
 from nautile.flows.dashboard.training import charts
 from nautile.flows.dashboard.training.charts import Display, Line
+from nautile.flows.run_state import STEPS
 from nautile.flows.sweep.report import saved_sweeps, sweep_report
 from nautile.flows.sweep.runs import compare_runs
 from nautile.store.catalog import CatalogBusy
@@ -113,7 +114,7 @@ def _curves(comparison: dict[str, Any], a: str, b: str) -> None:
     lines = {
         row["execution"]: Line(f"{side}: {comparison['runs'][side.lower()]['name']}", run, stage)
         for side, run in (("A", a), ("B", b))
-        for row in shared.query(queries.STAGES, run)
+        for row in shared.query(STEPS, run)
         if row["label"] == stage and row["execution"]
     }
     selected = charts.choose_metrics(metrics, f"metrics of {stage}")
