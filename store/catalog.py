@@ -91,15 +91,7 @@ _opening = threading.Lock()
 
 
 class _LeakReport:
-    """Suppresses the report of sixty lines about leaks that DuckDB's binding prints as the process ends.
-
-    It reports every type that is still referenced after the modules are unloaded. Prefect keeps a reference to a flow,
-    and so to all that its module refers to, until the end, so every flow run would print that report.
-
-    Standard error is closed as late as that: an attribute of `sys` is destroyed after all modules are unloaded. By then
-    all exit functions have run, so nothing that Python code writes is lost, whoever has imported this module. This
-    module's own attributes may never be destroyed: whoever refers to a function of it refers to them.
-    """
+    """Redirects standard error as it is destroyed, which is after all that Python code may write; see its user."""
 
     def __init__(self) -> None:
         # Kept here: as this is destroyed, the modules `os` and `sys` may be unloaded already.
@@ -107,11 +99,20 @@ class _LeakReport:
         self._redirect, self._at_end = os.dup2, sys.is_finalizing
 
     def __del__(self) -> None:
-        if self._at_end():  # not if the module is loaded anew
+        if self._at_end():
             self._redirect(self._null, 2)
 
 
-sys._duckdb_leak_report = _LeakReport()  # type: ignore[attr-defined]
+def hide_leak_report() -> None:
+    """Suppress the sixty lines about leaks that DuckDB's binding prints as this process ends. For our own processes.
+
+    It reports every type that is still referenced after the modules are unloaded. Prefect keeps a reference to a flow,
+    and so to all that its module refers to, until the end, so every flow run would print that report.
+
+    An attribute of `sys` is destroyed after all modules are unloaded and all exit functions have run. A module's own
+    attributes may never be: whoever refers to a function of it refers to them.
+    """
+    sys._duckdb_leak_report = _LeakReport()  # type: ignore[attr-defined]
 
 
 class CatalogBusy(Retryable):
