@@ -48,7 +48,7 @@ from nautile.store.schema import (
     input_rows,
     schema_of,
 )
-from nautile.store.views import LINEAGE_WITH_CALLS, MACROS, VIEWS
+from nautile.store.views import LINEAGE_WITH_CALLS, MACROS, RELATIONS, VIEWS
 
 CatalogRow = dict[str, Any]  # a row of a query's result: column -> value
 logger = logging.getLogger(__name__)
@@ -236,7 +236,7 @@ class Catalog:
 
         Raises `ConfigError` for an unknown table, or if `out` exists (without `overwrite`) or cannot be written.
         """
-        keys = {relation.name: ", ".join(relation.key) for relation in (*TABLES, *VIEWS)}
+        keys = {name: ", ".join(key) for name, key in RELATIONS.items()}
         if table not in keys:
             raise ConfigError(f"no table {table!r}: there are {', '.join(keys)}")
         if out.exists() and not overwrite:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from nautile.store.schema import TABLES
+
 
 @dataclass(frozen=True)
 class CatalogView:
@@ -95,31 +97,30 @@ RUNS = CatalogView(
     ("run",),
     """
 WITH latest AS (
-    SELECT * FROM attempts WHERE run IS NOT NULL
+    SELECT *, min(started) OVER (PARTITION BY run) AS first FROM attempts WHERE run IS NOT NULL
     QUALIFY row_number() OVER (PARTITION BY run, label ORDER BY started DESC, time DESC) = 1),
 begun AS (
-    SELECT run, any_value(config) AS config, min(started) AS newest, max(coalesce(ended, time)) AS ended,
-        count(*) AS stages, count(*) FILTER (state IN ('done', 'reused')) AS finished,
-        count(*) FILTER (state = 'running') AS running, count(*) FILTER (state = 'failed') AS failed,
+    SELECT run, any_value(config) AS config, min(first) AS first, min(started) AS newest,
+        max(coalesce(ended, time)) AS ended, count(*) AS stages,
+        count(*) FILTER (state IN ('done', 'reused')) AS finished, count(*) FILTER (state = 'running') AS running,
+        count(*) FILTER (state = 'failed') AS failed,
         count(*) FILTER (state IN ('cancelled', 'interrupted')) AS stopped,
         list(label) FILTER (state IN ('done', 'reused')) AS finished_labels
     FROM latest GROUP BY run),
-plan AS (SELECT * FROM plans QUALIFY row_number() OVER (PARTITION BY run ORDER BY started DESC, time DESC) = 1),
--- Of all starts and attempts: a retry begins none of them anew.
-first AS (
-    SELECT run, min(started) AS begun FROM (SELECT run, started FROM attempts UNION ALL SELECT run, started FROM plans)
-    GROUP BY run),
+plan AS (
+    SELECT *, min(started) OVER (PARTITION BY run) AS first FROM plans WHERE run IS NOT NULL
+    QUALIFY row_number() OVER (PARTITION BY run ORDER BY started DESC, time DESC) = 1),
 known AS (
     SELECT coalesce(p.run, b.run) AS run, coalesce(p.config, b.config) AS config, p.name, p.state, p.host, p.commit,
         p.changes, p.error, p.resume, list_filter(json_extract_string(p.steps, '$[*].label'),
             lambda label: NOT list_contains(coalesce(b.finished_labels, []), label))[1] AS first_unfinished,
-        f.begun, coalesce(p.ended, b.ended, p.time) AS ended, json_array_length(p.steps) AS planned,
-        coalesce(b.stages, 0) AS stages, coalesce(b.finished, 0) AS finished, coalesce(b.running, 0) AS running,
-        coalesce(b.failed, 0) AS failed, coalesce(b.stopped, 0) AS stopped,
-        p.run IS NOT NULL OR b.stages > 1 AS pipeline,
-        coalesce(least(b.newest, p.started), p.started, b.newest) AS newest, p.started, p.steps, p.settings
-    FROM begun b FULL JOIN plan p USING (run) LEFT JOIN first f ON f.run = coalesce(p.run, b.run))
-SELECT *, greatest(0, epoch(ended) - epoch(begun)) AS seconds FROM known WHERE run IS NOT NULL
+        least(p.first, b.first) AS begun, coalesce(p.ended, b.ended, p.time) AS ended,
+        json_array_length(p.steps) AS planned, coalesce(b.stages, 0) AS stages, coalesce(b.finished, 0) AS finished,
+        coalesce(b.running, 0) AS running, coalesce(b.failed, 0) AS failed, coalesce(b.stopped, 0) AS stopped,
+        p.run IS NOT NULL OR b.stages > 1 AS pipeline, least(b.newest, p.started) AS newest, p.started, p.steps,
+        p.settings
+    FROM begun b FULL JOIN plan p USING (run))
+SELECT *, if(ended < begun, 0, epoch(ended) - epoch(begun)) AS seconds FROM known
 """,
 )
 # The accuracies of a run's evaluations, `accuracy` (strict, by generation), `accuracy_lenient` or `likelihood`,
@@ -158,6 +159,8 @@ FROM compared
 )
 # In this order: a view may read those before it.
 VIEWS = (EXECUTIONS, *map(_with_step, ("metrics", "calls", "samples")), COSTS, STEPS, RUNS, SCORES)
+# Name of a table or view -> the columns that identify a row.
+RELATIONS = {table.name: table.key for table in TABLES} | {view.name: view.key for view in VIEWS}
 # Time, memory and cost of executions. (executions)
 SPENT = """
 SELECT execution, attempts, seconds, peak_bytes, dollars FROM executions LEFT JOIN costs USING (execution)

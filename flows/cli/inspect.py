@@ -23,9 +23,8 @@ from nautile.store.events import read_live
 from nautile.store.garbage import collect, find_garbage
 from nautile.store.manifest import ADDED, MANIFEST
 from nautile.store.mirror import MirroredStore, open_store
-from nautile.store.schema import TABLES
 from nautile.store.staging_mirror import upload_note
-from nautile.store.views import LAST_ATTEMPTS, VIEWS
+from nautile.store.views import LAST_ATTEMPTS, RELATIONS
 from nautile.tasks.engine.staging import read_retry_note
 
 READ_AGAIN = 5  # how often an artifact is verified that runs keep replacing
@@ -311,7 +310,7 @@ def export(store: Store, table: str, out: Path, overwrite: bool) -> dict[str, in
     catalog = _catalog(store)
     if table != "all":
         return {table: catalog.export(table, out, overwrite=overwrite)}
-    files = {relation.name: out / f"{relation.name}.parquet" for relation in (*TABLES, *VIEWS)}
+    files = {name: out / f"{name}.parquet" for name in RELATIONS}
     # All names are checked before the first table is written, so that a refusal leaves no half of an export behind.
     if existing := [path for path in files.values() if path.exists() and not overwrite]:
         raise ConfigError(f"{existing[0]} exists already: name another folder, or pass --overwrite")

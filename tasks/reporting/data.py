@@ -55,7 +55,8 @@ _ROLLOUTS = """
 WITH drawn AS (
     SELECT id, fields, TRY_CAST(fields->>'step' AS BIGINT) AS step, TRY_CAST(fields->>'reward' AS DOUBLE) AS reward
     FROM samples WHERE execution = ? AND "set" = 'rollouts')
-SELECT fields FROM drawn WHERE reward IS NOT NULL AND step >= (SELECT max(step) FROM drawn) - 2
+SELECT fields, reward FROM drawn WHERE isfinite(reward) AND fields->>'question' <> '' AND fields->>'text' IS NOT NULL
+    AND step >= (SELECT max(step) FROM drawn) - 2
 ORDER BY reward {order}, md5(id) LIMIT ?
 """
 
@@ -329,13 +330,13 @@ def _rollouts(catalog: Catalog, item: Input, most: int) -> list[Facts]:
     """The rollouts with the highest and the lowest reward of the last three steps."""
     execution, half = item.artifact.recorded_execution, max(1, most // 4)
     ends = [
-        (good, json.loads(row["fields"]))
+        (good, row["reward"], json.loads(row["fields"]))
         for good, order in ((True, "DESC"), (False, "ASC"))
         for row in catalog.query(_ROLLOUTS.format(order=order), [execution, half])
     ]
     return [
-        _sample(f"reward {row['reward']:.3g}", good, row["question"], row["text"], row["expected"])
-        for good, row in ends
+        _sample(f"reward {reward:.3g}", good, row["question"], row["text"], row.get("expected"))
+        for good, reward, row in ends
     ]
 
 
