@@ -40,7 +40,7 @@ MOST_COMMANDS = 10  # of a round beyond its kills: more, and the run does not re
 # What differs between any two runs: kinds of artifacts and metrics that contain times.
 TIMED_KINDS = ("report", "data_card", "evaluation")
 TIMED_METRICS = r"dollars_unknown|second|per_s|_s$|time|latency|mfu|bytes|share_in_steps"
-TABLES = ("artifacts", "inputs", "runs", "metrics", "calls", "samples")
+TABLES = ("artifacts", "inputs", "attempts", "metrics", "calls", "samples")
 # The rows of live artifacts. An execution with several artifacts would give each row once per artifact, so that only
 # the first by id is joined.
 ROWS = """
@@ -179,7 +179,7 @@ def problems_of(run: Run, plain: dict[str, Counter[str]]) -> list[str]:
     lines = [f"process {process.pid} is left" for process in left]
     lines += [f"{path.name[:16]}: unfinished work is left" for path in Layout(run.store).staging_root.glob("?" * 64)]
     lines += [f"{name} is damaged: {names}" for name, names in run.nautile("store", "verify")["damaged"].items()]
-    unfinished = run.nautile("sql", "SELECT label FROM runs WHERE state = 'running'")
+    unfinished = run.nautile("sql", "SELECT label FROM attempts WHERE state = 'running'")
     lines += [f"{row['label']} is still running in the catalog" for row in unfinished]
     lines += differences(plain, snapshot(run))
     before = run.tables()

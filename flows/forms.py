@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.exceptions import FailedRun
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 from prefect.states import Failed
 from pydantic import Field
 
@@ -23,6 +23,7 @@ from nautile.configs.forms import WORKERS_SECTIONS
 from nautile.configs.load import load_form
 from nautile.configs.schema import RunConfig
 from nautile.configs.stages import STAGES
+from nautile.store.catalog import hide_leak_report
 
 SERVED_BY = "NAUTILE_SERVED_BY"  # the process that serves the deployments, set for the flow runs that it starts
 _SECTIONS = "|".join(name for name in RunConfig.model_fields if name not in WORKERS_SECTIONS)
@@ -34,11 +35,14 @@ StageName = Annotated[str, Field(pattern=rf"^(({'|'.join(STAGES)})(:\S+)?)?$")]
 RunName = Annotated[str, Field(max_length=100, pattern=r"^(\S(.*\S)?)?$")]
 
 
-def end_with_server() -> None:
-    """End this process of a flow run if the process of `nautile deploy` that started it is killed.
+def begin_process() -> None:
+    """Settle the process that Prefect has started for a deployment's run; in any other process nothing changes.
 
-    Nobody could cancel the run any more: another such process does not know this one.
+    It ends if the process of `nautile deploy` that started it is killed: nobody could cancel the run any more, because
+    another such process does not know this one.
     """
+    if deployment.id:
+        hide_leak_report()
     if os.environ.get(SERVED_BY) == str(os.getppid()):
         die_with_parent(os.getppid())
 

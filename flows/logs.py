@@ -25,15 +25,10 @@ MOST_RUNS = 1000  # newest runs, among which a live one is looked for
 _BLOCK = 1 << 20  # bytes per read
 _Read = dict[str, int]  # execution -> bytes of its log that were read
 # Newest first, but plans (`nautile plan`) after all others, so that they are never the default.
-_RUNS = """
-SELECT run, max(r.started) AS begun, arg_max(p.name, p.started) AS name
-FROM runs r LEFT JOIN plans p USING (run) WHERE run IS NOT NULL
-GROUP BY run ORDER BY starts_with(run, 'plan-'), begun DESC
-"""
+_RUNS = "SELECT run, name FROM runs WHERE stages > 0 ORDER BY starts_with(run, 'plan-'), newest DESC"
 _STAGES = """
-SELECT run, label, coalesce(stage, '') AS stage, coalesce(key, '') AS key, coalesce(execution, '') AS execution, state,
-    started FROM runs WHERE run = ?
-QUALIFY row_number() OVER (PARTITION BY label ORDER BY started DESC, time DESC) = 1 ORDER BY started
+SELECT run, label, coalesce(stage, '') AS stage, coalesce(key, '') AS key, coalesce(execution, '') AS execution, state
+FROM steps WHERE run = ? ORDER BY started
 """
 
 

@@ -27,7 +27,7 @@ from nautile.common.processes import give_way
 from nautile.configs.schema import RunConfig
 from nautile.flows.compile_ahead import compiling_ahead
 from nautile.flows.dag import Need, Step
-from nautile.flows.forms import ConfigName, Overrides, RunName, StageName, end_with_server, failed_state, run_name
+from nautile.flows.forms import ConfigName, Overrides, RunName, StageName, begin_process, failed_state, run_name
 from nautile.flows.operate import approval, concurrency
 from nautile.flows.operate.automations import sent_before_the_end
 from nautile.flows.operate.notifications import finished_text, notifying
@@ -94,7 +94,7 @@ def run_selected(argument: str, overrides: Sequence[str], selection: Selection) 
     The run of a deployment ends in a state with a message about each failed step, instead of an exception: nobody but
     Prefect catches that, and shows its stack trace twice.
     """
-    end_with_server()
+    begin_process()
     try:
         return _run(argument, overrides, selection)
     except StageFailed as failure:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import PurePath
 from typing import Any
 
@@ -19,12 +20,14 @@ from nautile.common.errors import ConfigError
 from nautile.common.text import counted, duration
 from nautile.configs.changes import Change, read_changes
 from nautile.data.tokens.losses import LOST
+from nautile.evals.tables.paper_figures import TABLE_1
 from nautile.flows.operate.questions import waiting
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import Catalog, CatalogRow
 from nautile.store.events import read_live
 from nautile.store.manifest import RUN, host
 from nautile.store.staging_mirror import upload_note
+from nautile.store.views import run_seconds
 from nautile.tasks.engine.staging import read_retry_note
 
 Query = Callable[..., list[CatalogRow]]  # (SQL, parameters...) -> rows
@@ -41,62 +44,21 @@ SILENT = timedelta(hours=48)
 FIRST_UNFINISHED = "{first unfinished step}"
 _STEP = "{step}"  # the same as one word
 
-# Pipeline runs, those that were started or retried last first: the newest start of each, with the counts of its steps
-# by state. Old runs have no row in `plans`; they are included if they have several steps, which single uses of a model
-# do not have. (limit)
-RUNS = """
-WITH latest AS (
-    SELECT * FROM runs WHERE run IS NOT NULL
-    QUALIFY row_number() OVER (PARTITION BY run, label ORDER BY started DESC, time DESC) = 1),
-begun AS (
-    SELECT run, any_value(config) AS config, min(started) AS newest, max(coalesce(ended, time)) AS ended,
-        count(*) AS stages, count(*) FILTER (state IN ('done', 'reused')) AS finished,
-        count(*) FILTER (state = 'running') AS running, count(*) FILTER (state = 'failed') AS failed,
-        count(*) FILTER (state IN ('cancelled', 'interrupted')) AS stopped,
-        list(label) FILTER (state IN ('done', 'reused')) AS finished_labels
-    FROM latest GROUP BY run),
-plan AS (SELECT * FROM plans QUALIFY row_number() OVER (PARTITION BY run ORDER BY started DESC, time DESC) = 1),
--- Of all starts and attempts: a retry begins none of them anew.
-first AS (SELECT run, min(started) AS begun
-    FROM (SELECT run, started FROM runs UNION ALL SELECT run, started FROM plans) GROUP BY run)
-SELECT coalesce(p.run, b.run) AS run, coalesce(p.config, b.config) AS config, p.name, p.state, p.host, p.changes,
-    p.error, p.resume, list_filter(json_extract_string(p.steps, '$[*].label'),
-        lambda label: NOT list_contains(coalesce(b.finished_labels, []), label))[1] AS first_unfinished,
-    f.begun,
-    coalesce(p.ended, b.ended, p.time) AS ended, json_array_length(p.steps) AS planned,
-    coalesce(b.stages, 0) AS stages, coalesce(b.finished, 0) AS finished, coalesce(b.running, 0) AS running,
-    coalesce(b.failed, 0) AS failed, coalesce(b.stopped, 0) AS stopped
-FROM begun b FULL JOIN plan p USING (run) JOIN first f ON f.run = coalesce(p.run, b.run)
-WHERE p.run IS NOT NULL OR b.stages > 1 ORDER BY coalesce(least(b.newest, p.started), p.started, b.newest) DESC LIMIT ?
-"""
-# The newest start of a run. (run)
-PLAN = "SELECT * FROM plans WHERE run = ? ORDER BY started DESC, time DESC LIMIT 1"
-# The last attempt at each step of a run, its times, and the endpoint calls of its execution. A step that the run itself
-# executed and then reused after a retry counts as done, not as reused. (run)
-STEPS = """
-WITH spent AS (
-    SELECT execution, sum(dollars) AS dollars, sum(TRY_CAST(fields->>'unknown_dollars' AS DOUBLE)) AS unknown_dollars,
-        count(*) AS calls, count(*) FILTER (coalesce(cached, false)) AS cached
-    FROM calls GROUP BY execution),
-mine AS (
-    SELECT *, bool_or(state = 'done') OVER (PARTITION BY label, execution) AS made_here FROM runs WHERE run = ?),
-own AS (SELECT * FROM mine WHERE NOT (coalesce(reused, false) AND made_here)),
-tries AS (
-    SELECT label, count(*) FILTER (NOT coalesce(reused, false)) AS attempts, sum(seconds) AS seconds,
-        min(started) AS begun
-    FROM own GROUP BY label)
-SELECT m.label, m.stage, m.state, m.reused, t.attempts, t.begun, m.started, m.ended, t.seconds, m.peak_bytes,
-    s.dollars, s.unknown_dollars, s.calls, s.cached, m.key, m.execution, m.outputs, m.error, m.exit_code, m.commit,
-    m.host, m.config
-FROM own m JOIN tries t USING (label) LEFT JOIN spent s USING (execution)
-QUALIFY row_number() OVER (PARTITION BY m.label ORDER BY m.started DESC, m.time DESC) = 1 ORDER BY t.begun, m.label
-"""
+# Pipeline runs, those that were started or retried last first. (limit)
+RUNS = "SELECT * EXCLUDE (steps, settings) FROM runs WHERE pipeline ORDER BY newest DESC LIMIT ?"
+RUN_COUNT = "SELECT count(*) AS runs FROM runs WHERE pipeline"
+# What the newest start of a run has recorded, NULL where none is recorded. (run)
+PLAN = "SELECT config, name, started, steps, settings, error FROM runs WHERE run = ?"
+STEPS = "SELECT * FROM steps WHERE run = ? ORDER BY begun, label"  # (run)
 # How long each step took at its last complete execution, preferably with this configuration. (config)
 LAST_TIMES = """
-SELECT label, arg_max(seconds, (config IS NOT DISTINCT FROM ?, ended)) AS seconds FROM (
-    SELECT label, config, execution, sum(seconds) AS seconds, max(ended) AS ended FROM runs
-    WHERE NOT coalesce(reused, false) GROUP BY ALL HAVING bool_or(state = 'done'))
+SELECT label, arg_max(seconds, (config IS NOT DISTINCT FROM ?, ended)) AS seconds FROM executions WHERE made
 GROUP BY label
+"""
+# The strict accuracies in the evaluations of runs, after a stage each. (runs, stages)
+SCORES = """
+SELECT run, after, benchmark, value AS accuracy, over, gain, not_screened, evaluation FROM scores
+WHERE list_contains(?, run) AND figure = 'accuracy' AND list_contains(?, after)
 """
 # Pairs of executions where one reads an output of the other, for a run without a plan. (executions)
 READS = """
@@ -168,7 +130,9 @@ class RunState:
     error: str = ""
     begun: datetime | None = None
     ended: datetime | None = None  # None while it is live
+    seconds: float | None = None  # wall time from its first start to its end, of a live one until now
     changes: tuple[Change, ...] = ()  # differences from the configuration that the run's configuration extends
+    score: CatalogRow | None = None  # after the last stage that was evaluated; see `scores_of`
 
     @property
     def finished(self) -> int:
@@ -245,6 +209,29 @@ def state_of(row: CatalogRow, store: Store, questions: Mapping[str, Any]) -> str
     return "running" if quiet < SILENT else "silent"
 
 
+def scores_of(query: Query, runs: Sequence[str]) -> dict[str, dict[str, CatalogRow]]:
+    """Run -> stage of Table 1, in its order -> its row of `SCORES`, on one benchmark of Table 1 for each run."""
+    rows = query(SCORES, list(runs), list(TABLE_1)) if runs else []
+    scores: dict[str, dict[str, CatalogRow]] = {}
+    if not rows:
+        return scores
+    from nautile.evals.tables.results import TABLE_1_BENCHMARKS
+
+    for benchmark, stage in product(TABLE_1_BENCHMARKS, TABLE_1):
+        for row in rows:
+            # The first of the benchmarks that any stage was evaluated on.
+            if (row["benchmark"], row["after"]) == (benchmark, stage) and all(
+                known["benchmark"] == benchmark for known in scores.get(row["run"], {}).values()
+            ):
+                scores.setdefault(row["run"], {})[stage] = row
+    return scores
+
+
+def last_score(by_stage: Mapping[str, CatalogRow] | None) -> CatalogRow | None:
+    """The score after the last stage of a run; None if none was evaluated."""
+    return next(reversed(by_stage.values()), None) if by_stage else None
+
+
 def resume_command(row: CatalogRow) -> str:
     """The command that resumes the run of a row of `RUNS`; "" if none is recorded.
 
@@ -294,7 +281,7 @@ def run_state(
     state = state_of(summary, store, questions)
     plan = next(iter(query(PLAN, run)), None)
     rows = {row["label"]: row for row in query(STEPS, run)}
-    planned = json.loads(plan["steps"] or "[]") if plan else _steps_of_attempts(query, rows)
+    planned = json.loads(plan["steps"]) if plan and plan["steps"] else _steps_of_attempts(query, rows)
     live = state in LIVE
     # Expected times matter only while the run is live: the last time of each step, 0 for one that will be reused.
     expected = {row["label"]: row["seconds"] for row in query(LAST_TIMES, summary["config"])} if live else {}
@@ -309,7 +296,8 @@ def run_state(
         fields: dict[str, Any] = {"after": tuple(step.get("after", ())), "key": step["key"]}
         fields["expected_s"] = 0.0 if step["key"] in stored else expected.get(step["label"])
         # This start of the run will retry a step that an earlier start did not finish.
-        to_retry = row and plan and live and row["state"] not in FINISHED and row["started"] < plan["started"]
+        restarted = plan["started"] if plan and live else None
+        to_retry = row and restarted and row["state"] not in FINISHED and row["started"] < restarted
         if row is None or to_retry:
             step_state = "coming" if live else "not started"
         else:
@@ -331,7 +319,9 @@ def run_state(
         (plan and plan["error"]) or "",
         summary["begun"],
         None if live else summary["ended"],
+        run_seconds(summary, live),
         tuple(read_changes(summary["changes"])),
+        last_score(scores_of(query, [run]).get(run)),
     )
 
 

@@ -1,4 +1,4 @@
-"""The catalog: eight DuckDB tables over the manifests and event files, which can be rebuilt from them at any time.
+"""The catalog: DuckDB tables and views of the manifests and event files, which can be rebuilt from them at any time.
 
 While a process has a DuckDB file open for writing, no other process can open it, not even read-only. So no process
 keeps it open: each transaction opens the file, works and closes it (about 50 ms); a `CatalogReader` keeps it open for a
@@ -39,8 +39,6 @@ from nautile.store.manifest import MANIFEST
 from nautile.store.schema import (
     ARTIFACTS,
     INPUTS,
-    LINEAGE_WITH_CALLS,
-    MACROS,
     SCHEMA,
     TABLE_OF_EVENT,
     TABLES,
@@ -50,6 +48,7 @@ from nautile.store.schema import (
     input_rows,
     schema_of,
 )
+from nautile.store.views import LINEAGE_WITH_CALLS, MACROS, RELATIONS, VIEWS
 
 CatalogRow = dict[str, Any]  # a row of a query's result: column -> value
 logger = logging.getLogger(__name__)
@@ -61,8 +60,8 @@ _ADD_POSITION = """
 INSERT INTO ingested VALUES (?, ?) ON CONFLICT (path) DO UPDATE SET position = position + excluded.position
 """
 _VIEWS_AND_TABLES = """
-SELECT 'VIEW', view_name FROM duckdb_views() WHERE NOT internal
-UNION ALL SELECT 'TABLE', table_name FROM duckdb_tables() WHERE NOT internal
+SELECT 'VIEW', schema_name, view_name FROM duckdb_views() WHERE NOT internal
+UNION ALL SELECT 'TABLE', schema_name, table_name FROM duckdb_tables() WHERE NOT internal
 """
 SLICE = 2**20  # bytes of events between two checks of the time limit: about half a second
 # Extensions are not downloaded from the network. Two threads are enough for such small transactions.
@@ -92,15 +91,7 @@ _opening = threading.Lock()
 
 
 class _LeakReport:
-    """Suppresses the report of sixty lines about leaks that DuckDB's binding prints as the process ends.
-
-    It reports every type that is still referenced after the modules are unloaded. Prefect keeps a reference to a flow,
-    and so to all that its module refers to, until the end, so every flow run would print that report.
-
-    Standard error is closed as late as that: an attribute of `sys` is destroyed after all modules are unloaded. By then
-    all exit functions have run, so nothing that Python code writes is lost, whoever has imported this module. This
-    module's own attributes may never be destroyed: whoever refers to a function of it refers to them.
-    """
+    """Redirects standard error as it is destroyed, which is after all that Python code may write; see its user."""
 
     def __init__(self) -> None:
         # Kept here: as this is destroyed, the modules `os` and `sys` may be unloaded already.
@@ -108,11 +99,20 @@ class _LeakReport:
         self._redirect, self._at_end = os.dup2, sys.is_finalizing
 
     def __del__(self) -> None:
-        if self._at_end():  # not if the module is loaded anew
+        if self._at_end():
             self._redirect(self._null, 2)
 
 
-sys._duckdb_leak_report = _LeakReport()  # type: ignore[attr-defined]
+def hide_leak_report() -> None:
+    """Suppress the sixty lines about leaks that DuckDB's binding prints as this process ends. For our own processes.
+
+    It reports every type that is still referenced after the modules are unloaded. Prefect keeps a reference to a flow,
+    and so to all that its module refers to, until the end, so every flow run would print that report.
+
+    An attribute of `sys` is destroyed after all modules are unloaded and all exit functions have run. A module's own
+    attributes may never be: whoever refers to a function of it refers to them.
+    """
+    sys._duckdb_leak_report = _LeakReport()  # type: ignore[attr-defined]
 
 
 class CatalogBusy(Retryable):
@@ -236,7 +236,7 @@ class Catalog:
 
         Raises `ConfigError` for an unknown table, or if `out` exists (without `overwrite`) or cannot be written.
         """
-        keys = {catalog_table.name: ", ".join(catalog_table.key) for catalog_table in TABLES}
+        keys = {name: ", ".join(key) for name, key in RELATIONS.items()}
         if table not in keys:
             raise ConfigError(f"no table {table!r}: there are {', '.join(keys)}")
         if out.exists() and not overwrite:
@@ -513,13 +513,14 @@ def _unusable(path: Path, error: duckdb.Error) -> ConfigError:
 
 def _create_empty(connection: duckdb.DuckDBPyConnection) -> None:
     """Replace everything by empty tables of the current schema: manifests and events, the truth, are read again."""
-    for kind, name in connection.execute(_VIEWS_AND_TABLES).fetchall():
-        connection.execute(f'DROP {kind} "{name}"')
+    for kind, place, name in connection.execute(_VIEWS_AND_TABLES).fetchall():
+        connection.execute(f'DROP {kind} "{place}"."{name}"')
+    connection.execute("CREATE SCHEMA IF NOT EXISTS recorded")
     connection.execute("CREATE TABLE ingested (path VARCHAR PRIMARY KEY, position BIGINT)")
     for table in TABLES:
         connection.execute(table.create())
-    for macro in MACROS:
-        connection.execute(macro)
+    for statement in (*(view.create() for view in VIEWS), *MACROS):
+        connection.execute(statement)
     _set_positions(connection, {"schema": SCHEMA})
 
 

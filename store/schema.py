@@ -1,4 +1,4 @@
-"""The catalog's schema: tables, conversion of manifests and events into rows, and lineage macros.
+"""The catalog's tables, and the conversion of manifests and events into their rows; its views are in `store/views.py`.
 
 Times are UTC; unknown values are NULL. Rows are keyed by the ids in manifests and events, so that ingesting a file
 twice changes nothing; of two events with the same id the newer one becomes the row. A run that has ended stays ended
@@ -20,7 +20,7 @@ from nautile.store.event_fields import MODELS, as_line, as_text, checked_fields
 from nautile.store.events import NAMED_BY_FIELD, with_finite
 from nautile.store.manifest import EARLIEST, LATEST, recorded_execution, utc_time
 
-SCHEMA = 1  # a catalog with another number is built anew
+SCHEMA = 2  # a catalog with another number is built anew
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class CatalogTable:
     definition: str
     key: tuple[str, ...] = ("id",)
     open_state: str = ""  # value of the column `state` that any other value replaces, even one with an earlier time
+    place: str = "main"  # DuckDB's schema; `recorded`: queries read the view of its name, which adds the run and step
 
     @cached_property
     def columns(self) -> dict[str, str]:
@@ -62,7 +63,7 @@ class CatalogTable:
     def create(self) -> str:
         """The CREATE TABLE statement."""
         columns = ", ".join(f"{name} {kind}" for name, kind in self.columns.items())
-        return f"CREATE TABLE {self.name} ({columns}, PRIMARY KEY ({', '.join(self.key)}))"
+        return f"CREATE TABLE {self.place}.{self.name} ({columns}, PRIMARY KEY ({', '.join(self.key)}))"
 
     def upsert(self) -> str:
         """The statement that inserts or updates rows, with one list per column as parameters.
@@ -77,7 +78,7 @@ class CatalogTable:
             newer = f" WHERE {self._sql_precedence('excluded')} >= {self._sql_precedence(self.name)}"
         updates = ", ".join(f"{name} = excluded.{name}" for name in names if name not in self.key)
         return (
-            f"INSERT INTO {self.name} ({', '.join(names)}) SELECT {values} "
+            f"INSERT INTO {self.place}.{self.name} ({', '.join(names)}) SELECT {values} "
             f"ON CONFLICT ({', '.join(self.key)}) DO UPDATE SET {updates}{newer}"
         )
 
@@ -110,8 +111,8 @@ INPUTS = CatalogTable(
     """,
     key=("artifact", "name"),
 )
-RUNS = CatalogTable(
-    "runs",
+ATTEMPTS = CatalogTable(
+    "attempts",
     """
     id VARCHAR,  -- of one attempt at one step
     run VARCHAR, config VARCHAR, stage VARCHAR, label VARCHAR, key VARCHAR, execution VARCHAR, attempt INTEGER,
@@ -129,6 +130,7 @@ METRICS = CatalogTable(
     id VARCHAR, execution VARCHAR, stage VARCHAR, name VARCHAR, step BIGINT, value DOUBLE, source VARCHAR,
     time TIMESTAMP
     """,
+    place="recorded",
 )
 CALLS = CatalogTable(
     "calls",
@@ -139,12 +141,14 @@ CALLS = CatalogTable(
     fields JSON,  -- all other fields of the event
     time TIMESTAMP
     """,
+    place="recorded",
 )
 SAMPLES = CatalogTable(
     "samples",
     """
     id VARCHAR, execution VARCHAR, stage VARCHAR, set VARCHAR, index BIGINT, fields JSON, time TIMESTAMP
     """,
+    place="recorded",
 )
 PLANS = CatalogTable(
     "plans",
@@ -169,8 +173,8 @@ NOTES = CatalogTable(
     time TIMESTAMP
     """,
 )
-TABLES = (ARTIFACTS, INPUTS, RUNS, METRICS, CALLS, SAMPLES, PLANS, NOTES)
-TABLE_OF_EVENT = {"run": RUNS, "metric": METRICS, "call": CALLS, "sample": SAMPLES, "plan": PLANS, "note": NOTES}
+TABLES = (ARTIFACTS, INPUTS, ATTEMPTS, METRICS, CALLS, SAMPLES, PLANS, NOTES)
+TABLE_OF_EVENT = {"run": ATTEMPTS, "metric": METRICS, "call": CALLS, "sample": SAMPLES, "plan": PLANS, "note": NOTES}
 
 
 def artifact_row(artifact: Artifact) -> dict[str, Any]:
@@ -280,59 +284,8 @@ _CASTS: dict[str, Callable[[Any], Any]] = {
 }
 _CASTS_OF = {table.name: {name: _CASTS[kind] for name, kind in table.columns.items()} for table in TABLES}
 _CASTS_OF["calls"] |= dict.fromkeys(("latency_s", "dollars"), _amount)
-for _table, _column in (("calls", "error"), ("runs", "error"), ("plans", "error"), ("notes", "text")):
+for _table, _column in (("calls", "error"), ("attempts", "error"), ("plans", "error"), ("notes", "text")):
     _CASTS_OF[_table][_column] = as_text  # of several lines
-
-
-# Each artifact is visited once, at its least distance: damaged manifests may name each other as inputs in a circle.
-LINEAGE = """
-CREATE OR REPLACE MACRO lineage(artifact_id) AS TABLE
-WITH RECURSIVE edges AS (
-    SELECT i.artifact AS made, i.name, a.id FROM inputs i JOIN artifacts a ON a.kind = i.kind AND a.key = i.key AND (
-        a.published_as = i.published_as
-        -- the version that was read is gone: show the one that has its key now
-        OR (a.superseded = 0 AND NOT EXISTS (
-            SELECT 1 FROM artifacts x WHERE x.kind = i.kind AND x.key = i.key AND x.published_as = i.published_as)))
-),
-up(id, depth) USING KEY (id) AS (
-    SELECT id, 0 FROM artifacts WHERE id = artifact_id
-    UNION
-    SELECT e.id, min(up.depth) + 1 FROM up JOIN edges e ON e.made = up.id
-    WHERE NOT EXISTS (SELECT 1 FROM recurring.up seen WHERE seen.id = e.id) GROUP BY e.id
-)
-SELECT 0 AS depth, NULL::VARCHAR AS name, NULL::VARCHAR AS made, a.* FROM artifacts a WHERE a.id = artifact_id
-UNION ALL
-SELECT up.depth + 1, e.name, e.made, a.* FROM up JOIN edges e ON e.made = up.id JOIN artifacts a ON a.id = e.id
-ORDER BY depth, kind, id
-"""
-
-LINEAGE_FILES = """
-CREATE OR REPLACE MACRO lineage_files(artifact_id) AS TABLE
-SELECT a.id AS artifact, a.kind, a.stage, f.key AS path,
-       (f.value->>'bytes')::BIGINT AS bytes, f.value->>'sha256' AS sha256
-FROM artifacts a, json_each(a.files) f
-WHERE a.id IN (SELECT id FROM lineage(artifact_id)) ORDER BY a.kind, a.id, path
-"""
-
-LINEAGE_CALLS = """
-CREATE OR REPLACE MACRO lineage_calls(artifact_id) AS TABLE
-SELECT c.* FROM calls c WHERE c.execution IN (SELECT execution FROM lineage(artifact_id)) ORDER BY c.time, c.id
-"""
-
-MACROS = (LINEAGE, LINEAGE_FILES, LINEAGE_CALLS)
-
-# For `Catalog.lineage`: a row for each artifact and use, with the number of endpoint calls of its execution, the number
-# of those that were answered from the reply cache, and the name of the configuration whose run made it.
-LINEAGE_WITH_CALLS = """
-WITH made AS (
-    SELECT execution, count(*) AS calls, count(*) FILTER (cached) AS cached_calls FROM calls GROUP BY execution),
-began AS (
-    SELECT execution, arg_max(config, started) AS configuration FROM runs WHERE NOT coalesce(reused, false)
-    GROUP BY execution)
-SELECT l.*, coalesce(m.calls, 0) AS calls, coalesce(m.cached_calls, 0) AS cached_calls, b.configuration
-FROM lineage(?) l LEFT JOIN made m USING (execution) LEFT JOIN began b USING (execution)
-ORDER BY l.depth, l.kind, l.id
-"""
 
 
 def schema_of(connection: duckdb.DuckDBPyConnection) -> int:

@@ -114,6 +114,8 @@ def pytest_sessionfinish() -> None:
     """
     gc.collect()
     gc.freeze()
+    if catalog := sys.modules.get("nautile.store.catalog"):
+        catalog.hide_leak_report()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

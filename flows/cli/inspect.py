@@ -13,6 +13,7 @@ from nautile.configs.schema import RunConfig
 from nautile.data.tokens.losses import LOST
 from nautile.flows.named import trained_by
 from nautile.flows.operate.questions import waiting
+from nautile.flows.run_state import PLAN
 from nautile.flows.starts import dag_in
 from nautile.store.artifacts import Artifact, Store, short_id
 from nautile.store.catalog import Catalog, CatalogRow
@@ -20,16 +21,11 @@ from nautile.store.events import read_live
 from nautile.store.garbage import collect, find_garbage
 from nautile.store.manifest import ADDED, MANIFEST
 from nautile.store.mirror import MirroredStore
-from nautile.store.schema import TABLES
 from nautile.store.staging_mirror import upload_note
+from nautile.store.views import LAST_ATTEMPTS, RELATIONS
 from nautile.tasks.engine.staging import read_retry_note
 
 READ_AGAIN = 5  # how often an artifact is verified that runs keep replacing
-# The newest attempt at each key. A reuse is an attempt's row as well, but says nothing about how the work went.
-_LAST_RUNS = """
-SELECT key, state, attempt, started, seconds, error FROM runs
-WHERE NOT reused QUALIFY row_number() OVER (PARTITION BY key ORDER BY started DESC, time DESC) = 1
-"""
 
 
 def status(store: Store, config: RunConfig) -> list[CatalogRow]:
@@ -42,9 +38,11 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
     # Nothing below asks a running process: locks, staging folders and the catalog are enough, so this also works after
     # a crash and on another machine with the same disk.
     approval_notes = _approval_notes(store)
-    last = {row["key"]: row for row in _catalog(store).query(_LAST_RUNS)} if store.root.exists() else {}
+    steps = dag_in(store, config)
+    keys = [step.key for step in steps]
+    last = {row["key"]: row for row in _catalog(store).query(LAST_ATTEMPTS, [keys])} if store.root.exists() else {}
     rows = []
-    for step in dag_in(store, config):
+    for step in steps:
         damage, artifacts = None, []
         try:
             artifacts = [artifact for kind in step.outputs if (artifact := store.find(kind, step.key))]
@@ -99,8 +97,8 @@ def _approval_notes(store: Store) -> dict[str, str]:
         run = note["run"]
         # A question names its run and step. The key is in the plan of the run's newest start, because a restart may
         # have other settings.
-        plans = _catalog(store).query("SELECT steps FROM plans WHERE run = ? ORDER BY started DESC LIMIT 1", [run])
-        steps = json.loads(plans[0]["steps"]) if plans else []
+        plans = _catalog(store).query(PLAN, [run])
+        steps = json.loads(plans[0]["steps"] or "[]") if plans else []
         commands = [shell_command("nautile", command, run[:8]) for command in ("approve", "status")]
         command = "for an answer: `{}` (`{}` shows the question)".format(*commands)
         notes |= {step["key"]: command for step in steps if step["label"] == note["label"]}
@@ -269,16 +267,16 @@ def fetch(store: Store, artifact_id: str) -> CatalogRow:
 
 
 def export(store: Store, table: str, out: Path, overwrite: bool) -> dict[str, int]:
-    """Write a table to the Parquet file `out`, or with table `all` each table to `out/<table>.parquet`.
+    """Write a table or view to the Parquet file `out`, or with `all` each of them to `out/<name>.parquet`.
 
-    Returns table -> number of rows. Raises `ConfigError` if the name of `out` says that it is of another format.
+    Returns name -> number of rows. Raises `ConfigError` if the name of `out` says that it is of another format.
     """
     if table != "all" and out.suffix.lower() != ".parquet":
         raise ConfigError(f"{out}: tables are written as Parquet, so name a file that ends in .parquet")
     catalog = _catalog(store)
     if table != "all":
         return {table: catalog.export(table, out, overwrite=overwrite)}
-    files = {table.name: out / f"{table.name}.parquet" for table in TABLES}
+    files = {name: out / f"{name}.parquet" for name in RELATIONS}
     # All names are checked before the first table is written, so that a refusal leaves no half of an export behind.
     if existing := [path for path in files.values() if path.exists() and not overwrite]:
         raise ConfigError(f"{existing[0]} exists already: name another folder, or pass --overwrite")

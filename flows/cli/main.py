@@ -147,9 +147,7 @@ def lineage(artifact: IdArgument, as_json: Json = False) -> None:
 def sql(
     query: Annotated[
         str,
-        typer.Argument(
-            metavar="QUERY", help='DuckDB SQL over artifacts, inputs, runs, metrics, calls, samples, lineage("ID").'
-        ),
+        typer.Argument(metavar="QUERY", help="DuckDB SQL over runs, steps, scores, metrics, and more: docs/store.md."),
     ],
     as_json: Json = False,
 ) -> None:

@@ -18,20 +18,24 @@ from nautile.flows.render import FittingTable, text_table
 from nautile.flows.run_state import (
     LIVE,
     MOST_SEARCHED,
+    RUN_COUNT,
     RUNS,
     RunState,
     StepState,
+    last_score,
     live_run,
     questions_by_run,
     reading,
     resume_command,
     run_named,
     run_state,
+    scores_of,
     state_of,
     time_left_text,
 )
 from nautile.store.artifacts import Store
 from nautile.store.catalog import CatalogRow
+from nautile.store.views import run_seconds
 
 # Step state of a run -> `state` in a row, which uses the states of `nautile status CONFIG`. `outcome` has the original.
 _STATES = {
@@ -76,10 +80,14 @@ def list_runs(store: Store, most: int) -> list[dict[str, Any]]:
     rows = []
     with reading(store) as query:
         questions = questions_by_run(store)
-        for row in query(RUNS, most):
+        summaries = query(RUNS, most)
+        scores = scores_of(query, [row["run"] for row in summaries])
+        for row in summaries:
             state = state_of(row, store, questions)
-            live = state in LIVE
-            rows.append(run_row(run_state(store, query, row, questions)) if live else _ended_row(row, state))
+            if state in LIVE:
+                rows.append(run_row(run_state(store, query, row, questions)))
+            else:
+                rows.append(_ended_row(row, state, last_score(scores.get(row["run"]))))
     return rows
 
 
@@ -87,7 +95,18 @@ def queued_rows(queued: list[dict[str, Any]], rows: list[dict[str, Any]]) -> lis
     """The rows of the runs that wait for a process (`queued_runs`), newest first, without those that are in `rows`."""
     known = {row["id"] for row in rows}
     nothing = dict.fromkeys(
-        ("ended", "share", "seconds_left", "steps_without_time", "question", "answer", "resume", "error")
+        (
+            "ended",
+            "seconds",
+            "score",
+            "share",
+            "seconds_left",
+            "steps_without_time",
+            "question",
+            "answer",
+            "resume",
+            "error",
+        )
     )
     return [
         {"id": run["id"], "name": run["name"], "config": run["config"], "state": "queued", "begun": run["since"]}
@@ -100,10 +119,10 @@ def queued_rows(queued: list[dict[str, Any]], rows: list[dict[str, Any]]) -> lis
 def count_runs(store: Store) -> int:
     """The number of runs that `list_runs` could list."""
     with reading(store) as query:
-        return next((int(row["n"]) for row in query(f"SELECT count(*) AS n FROM ({RUNS})", MOST_SEARCHED)), 0)
+        return next((int(row["runs"]) for row in query(RUN_COUNT)), 0)
 
 
-def _ended_row(row: CatalogRow, state: str) -> dict[str, Any]:
+def _ended_row(row: CatalogRow, state: str, score: CatalogRow | None) -> dict[str, Any]:
     """The row of a run that has ended, from its row of `RUNS`."""
     # A run whose plan is not recorded, as of another program: the steps that it began are the best count.
     steps = row["planned"] or row["stages"]
@@ -114,6 +133,8 @@ def _ended_row(row: CatalogRow, state: str) -> dict[str, Any]:
         "state": state,
         "begun": _utc(row["begun"]),
         "ended": _utc(row["ended"]),
+        "seconds": run_seconds(row, live=False),
+        "score": _score(score),
         "done": row["finished"],
         "steps": steps,
         "share": row["finished"] / steps if steps else None,
@@ -134,6 +155,8 @@ def run_row(run: RunState) -> dict[str, Any]:
         "state": run.state,
         "begun": _utc(run.begun),
         "ended": _utc(run.ended),
+        "seconds": run.seconds,
+        "score": _score(run.score),
         "done": run.finished,
         "steps": len(run.steps),
         "share": run.share(),
@@ -186,17 +209,16 @@ def run_view(rows: list[dict[str, Any]], run: dict[str, Any] | None = None) -> R
         run = rows[0]["run"]
     if run is None:
         return Text("the run has no steps")
-    begun = datetime.fromisoformat(run["begun"])
-    ended = datetime.fromisoformat(run["ended"]) if run["ended"] else datetime.now(UTC)
-    left = ""
+    begun, score, left = datetime.fromisoformat(run["begun"]), run["score"], ""
     if run["seconds_left"] is not None:
         left = f", {time_left_text(run['seconds_left'], run['steps_without_time'])}"
     lines = [
         f"run {run['id'][:8]} ({one_line(run['name'])}): {run['state']}",
         *([f"changes {describe_changes(_changes(run), None)}"] if run["changes"] else []),
         f"begun {begun.astimezone():%Y-%m-%d %H:%M}, {'took' if run['ended'] else 'for'} "
-        f"{duration((ended - begun).total_seconds())}",
+        f"{duration(run['seconds'] or 0.0)}",
         f"{run['done']} of {run['steps']} steps ({100 * run['share']:.0f} %){left}",
+        *([one_line(score_text(score))] if score else []),
         *(visible(run["error"]).splitlines()[:1] if run["error"] and not any(row["error"] for row in rows) else []),
     ]
     table = text_table("stage", "state", "time", "")
@@ -243,13 +265,25 @@ def runs_table(rows: list[dict[str, Any]]) -> RenderableType:
     table = FittingTable(*columns, least=("changes", "time", "steps"))
     for row in rows:
         begun = datetime.fromisoformat(row["begun"])
-        took = duration((datetime.fromisoformat(row["ended"]) - begun).total_seconds()) if row["ended"] else ""
+        took = duration(row["seconds"]) if row["ended"] and row["seconds"] is not None else ""
         steps = f"{row['done']} of {row['steps']}" if row["state"] != "queued" else ""
         changes = describe_changes(_changes(row))
         table.add_row(
             row["id"][:8], row["name"], row["state"], steps, f"{begun.astimezone():%Y-%m-%d %H:%M}", took, changes
         )
     return table
+
+
+def score_text(score: CatalogRow) -> str:
+    """A score of `run_row` in words, with the gain over the stage before."""
+    from nautile.evals.scoring.scores import title_of
+
+    gain = "" if score["gain"] is None else f", {100 * score['gain']:+.1f} points over {score['over']}"
+    return f"{100 * score['accuracy']:.1f} % of {title_of(score['benchmark'])} after {score['after']}{gain}"
+
+
+def _score(row: CatalogRow | None) -> dict[str, Any] | None:
+    return row and {name: row[name] for name in ("after", "benchmark", "accuracy", "over", "gain")}
 
 
 def _changes(run: dict[str, Any]) -> list[Change]:

@@ -163,12 +163,12 @@ def fetch(artifact: IdArgument, as_json: Json = False) -> None:
 
 @store_app.command()
 def export(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="A table of the catalog, or all.")],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A table or view of the catalog, or all.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A Parquet file; with all: a folder of such files.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write one table of the catalog, or all of them, as Parquet."""
+    """Write one table or view of the catalog, or all of them, as Parquet."""
     from nautile.flows.cli import inspect
     from nautile.flows.cli.tables import count_table
 

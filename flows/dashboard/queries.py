@@ -6,13 +6,9 @@ thousand.
 
 from pathlib import Path
 
-from nautile.flows.run_state import RUNS, STEPS
-
-STAGES = STEPS  # the last attempt at each step of a run. (run)
 MOST_RUNS = 200  # newest runs in lists
-ONE_RUN = f"SELECT * FROM ({RUNS}) WHERE run = ?"  # its row of `RUNS`. (`run_state.MOST_SEARCHED`, run)
-# ()
-RUN_COUNT = "SELECT count(DISTINCT run) AS runs FROM plans"
+# Its row of `run_state.RUNS`. (run)
+ONE_RUN = "SELECT * EXCLUDE (steps, settings) FROM runs WHERE pipeline AND run = ?"
 
 POINTS = 150  # points per curve, one per three pixels: the browser draws all of them, and a page has up to 26 charts
 PAGE = 10  # texts per page
@@ -88,44 +84,23 @@ SELECT id, coalesce(label, stage) AS label, config FROM artifacts WHERE list_con
 # stage; it is null for an evaluation of a named checkpoint. `total` counts those that the limit leaves out
 # too. Those of the executions come first, however old they are. (executions)
 EVALUATIONS = """
-SELECT a.id, a.execution, a.run, a.created, max(r.label) AS label, max(r.config) AS config,
-    count(*) OVER () AS total
-FROM artifacts a LEFT JOIN runs r ON r.execution = a.execution AND NOT coalesce(r.reused, false)
-WHERE a.kind = 'evaluation' AND a.superseded = 0 GROUP BY a.id, a.execution, a.run, a.created
+SELECT a.id, a.execution, a.run, a.created, e.label, e.config, count(*) OVER () AS total
+FROM artifacts a LEFT JOIN executions e USING (execution) WHERE a.kind = 'evaluation' AND a.superseded = 0
 ORDER BY list_contains(?, a.execution) DESC, a.created DESC LIMIT 200
 """
 # The newest note of each run. ()
 NOTES = "SELECT id AS run, text, tags FROM notes"
-# The accuracy by benchmark in each evaluation of runs, oldest first. By execution, because a forced run gives the id of
-# an evaluation to its own. (runs)
-RUN_SCORES = """
-SELECT r.run, r.label, a.id AS evaluation, a.execution, a.facts->'accuracy' AS accuracy,
-    a.facts->'not_screened' AS not_screened
-FROM (SELECT * FROM runs WHERE list_contains(?, run) AND stage = 'evaluate' AND state IN ('done', 'reused')
-      QUALIFY row_number() OVER (PARTITION BY run, label ORDER BY started DESC, time DESC) = 1) r
-JOIN artifacts a ON a.kind = 'evaluation' AND a.execution = r.execution ORDER BY r.run, r.started
-"""
 # The values of settings in the newest start of runs, as text. (JSON paths, runs)
 RUN_SETTINGS = """
-SELECT run, list_transform(?, lambda path: json_extract_string(settings, path)) AS chosen FROM plans
-WHERE list_contains(?, run) QUALIFY row_number() OVER (PARTITION BY run ORDER BY started DESC, time DESC) = 1
+SELECT run, list_transform(?, lambda path: json_extract_string(settings, path)) AS chosen FROM runs
+WHERE list_contains(?, run)
 """
-# The runs' own costs, without reused steps: dollars of calls, seconds of attempts that have ended, and the starts of
-# those that have not (`open`). (runs)
-RUN_COSTS = """
-WITH mine AS (
-    SELECT run, execution, sum(seconds) AS seconds, list(started) FILTER (state = 'running') AS open FROM runs
-    WHERE list_contains(?, run) AND NOT coalesce(reused, false) GROUP BY ALL),
-spent AS (SELECT execution, sum(dollars) AS dollars FROM calls WHERE NOT coalesce(cached, false) GROUP BY execution)
-SELECT run, sum(seconds) AS seconds, flatten(list(coalesce(open, []))) AS open, sum(dollars) AS dollars
-FROM mine LEFT JOIN spent USING (execution) GROUP BY run
-"""
-# Estimates and single uses of a model: attempts that belong to no pipeline run, newest first. (limit)
+# What runs paid themselves, without reused steps. (runs)
+RUN_COSTS = "SELECT run, sum(dollars) AS dollars FROM steps WHERE list_contains(?, run) AND NOT reused GROUP BY run"
+# Estimates and single uses of a model, which are no pipeline runs, newest first. (limit)
 OTHER_WORK = """
-SELECT run, label, state, started, seconds, error FROM runs
-WHERE run IS NOT NULL AND run NOT IN (SELECT run FROM plans)
-    AND run IN (SELECT run FROM runs GROUP BY run HAVING count(DISTINCT label) = 1)
-QUALIFY row_number() OVER (PARTITION BY run ORDER BY time DESC) = 1 ORDER BY started DESC LIMIT ?
+SELECT run, label, state, started, seconds, error FROM steps SEMI JOIN (FROM runs WHERE NOT pipeline) USING (run)
+ORDER BY started DESC LIMIT ?
 """
 # The newest value of a metric. (executions, name)
 LAST_VALUE = """

@@ -27,8 +27,8 @@ from nautile.configs.changes import describe_changes, read_changes
 from nautile.flows.dashboard import queries
 from nautile.flows.operate import run_actions
 from nautile.flows.run_state import (
-    MOST_SEARCHED,
     RUNS,
+    STEPS,
     RunState,
     newest_with_content,
     questions_by_run,
@@ -164,7 +164,7 @@ def choose_run(titles: dict[str, str]) -> str | None:
     None without runs. It is written to the address, so that a reload and a shared link show the same run.
     """
     requested = st.query_params.get("run", "")
-    if requested and requested not in titles and query(queries.STAGES, requested):
+    if requested and requested not in titles and query(STEPS, requested):
         titles = {requested: requested, **titles}  # older than the listed runs, or not a pipeline's run
     if not titles:
         return None
@@ -187,9 +187,9 @@ def chosen_run(run: str | None) -> ChosenRun | None:
     if run is None:
         return None
     store = open_store()
-    summary = next(iter(query(queries.ONE_RUN, MOST_SEARCHED, run)), None)
+    summary = next(iter(query(queries.ONE_RUN, run)), None)
     state = run_state(store, query, summary, questions(), _seconds_left) if summary else None
-    return ChosenRun(run, query(queries.STAGES, run), state)
+    return ChosenRun(run, query(STEPS, run), state)
 
 
 @st.cache_resource

@@ -23,7 +23,7 @@ from nautile.configs.operation import NEWEST
 from nautile.configs.schema import RunConfig
 from nautile.evals.tables.results import to_html, to_markdown
 from nautile.flows.dag import Need, Step, evaluate_section
-from nautile.flows.forms import ConfigName, Overrides, RunName, end_with_server, failed_state, run_name
+from nautile.flows.forms import ConfigName, Overrides, RunName, begin_process, failed_state, run_name
 from nautile.flows.nightly.alert import publish, raise_regression
 from nautile.flows.nightly.earlier import (
     EarlierComparison,
@@ -74,7 +74,7 @@ def evaluation(
         name: What the run is called. Without it, it keeps the name that it has.
     """
     run_id = str(flow_run.id)
-    end_with_server()
+    begin_process()
     with sent_before_the_end():
         try:
             run_config, *_ = follow(open_store(), config, overrides)

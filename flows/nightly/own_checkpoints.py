@@ -13,7 +13,7 @@ from nautile.store.catalog import Catalog
 
 # Executions of which it is known that only runs of other configurations made them. (name)
 _OF_OTHERS = """
-SELECT execution FROM runs WHERE execution IS NOT NULL AND NOT coalesce(reused, false)
+SELECT execution FROM attempts WHERE execution IS NOT NULL AND NOT coalesce(reused, false)
 GROUP BY execution HAVING bool_and(coalesce(config, ?) <> ?)
 """
 

@@ -55,13 +55,9 @@ logger = logging.getLogger(__name__)
 POLL_S = 1.0
 # All attempts of one execution count together, because a step that was interrupted took the time of all of them.
 _LAST_TIME = """
-SELECT r.config, max(r.ended) AS ended, sum(r.seconds) AS seconds,
-    (SELECT sum(c.dollars) FROM calls c WHERE c.execution = r.execution) AS dollars
-FROM runs r WHERE r.label = ? AND NOT r.reused
-GROUP BY r.config, r.execution HAVING bool_or(r.state = 'done') ORDER BY (r.config = ?) DESC, ended DESC LIMIT 1
+SELECT config, ended, seconds, dollars FROM executions LEFT JOIN costs USING (execution)
+WHERE label = ? AND made ORDER BY (config = ?) DESC, ended DESC LIMIT 1
 """
-
-
 _ALLOWED = "SELECT count(*) AS count FROM notes WHERE id = ?"
 # Names of scheduled states in which a run goes on where it was; every other one starts it anew.
 _GOES_ON = ("Resuming", "Late", "AwaitingConcurrencySlot")

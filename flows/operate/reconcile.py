@@ -49,7 +49,7 @@ from nautile.store.garbage import STALE_DAYS, collect, find_garbage, unfinished_
 from nautile.store.layout import StagingFiles
 from nautile.store.locks import locks_work
 from nautile.store.manifest import KEY, host
-from nautile.store.schema import RUNS
+from nautile.store.schema import ATTEMPTS
 from nautile.tasks.engine.attempt_log import write_attempt_row
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ GONE = "Its process is gone."
 STARTING = timedelta(seconds=60)  # most time from Prefect's "running" to the run's lock, when a run is retried
 SETTLED_S = 3.0  # most time from a slot to its lease, on a server
 _PAGE = 200
-_OPEN_ATTEMPTS = "SELECT * FROM runs WHERE state = 'running' AND coalesce(key, '') <> ''"
+_OPEN_ATTEMPTS = "SELECT * FROM attempts WHERE state = 'running' AND coalesce(key, '') <> ''"
 _WITH_PROCESS = ["PENDING", "RUNNING", "PAUSED", "CANCELLING"]
 _OPEN_STATES = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 
@@ -268,7 +268,7 @@ def _close_attempt(store: Store, row: dict[str, Any]) -> Reconciled:
     complete = published and set(next(iter(published.values())).manifest["outputs"]) <= published.keys()
     execution_file = store.staging_files(row["key"]).execution
     execution = read_json(execution_file)
-    fields = RUNS.fields_of(row)
+    fields = ATTEMPTS.fields_of(row)
     if complete:
         fields |= {"state": "done", "outputs": {kind: artifact.id for kind, artifact in published.items()}}
         outcome = "its process was killed after it had published; marked done"

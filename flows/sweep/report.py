@@ -25,6 +25,7 @@ from nautile.evals.scoring.over_seeds import SeedLead, lead_of_votes, summary
 from nautile.evals.scoring.scores import by_question, marked_title, title_of, vote
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import CatalogRow
+from nautile.store.views import LAST_ATTEMPTS, SPENT
 from nautile.tasks.reporting.other_seeds import Accuracies, accuracies_by_seed, spread
 
 Query = Callable[..., list[CatalogRow]]  # SQL and its parameters -> rows
@@ -32,19 +33,7 @@ Record = dict[str, Any]
 Votes = dict[tuple[str, str], float]  # id and digest of a question -> vote
 WAYS = {"generate": "rows.jsonl", "likelihood": "likelihood.jsonl"}
 
-_LAST = """
-SELECT key, state, error FROM runs WHERE list_contains(?, key) AND NOT reused
-QUALIFY row_number() OVER (PARTITION BY key ORDER BY started DESC, time DESC) = 1
-"""
-SECONDS = """
-SELECT execution, sum(seconds) AS seconds FROM runs WHERE list_contains(?, execution) AND NOT reused GROUP BY execution
-"""
-DOLLARS = """
-SELECT execution, sum(dollars) AS dollars FROM calls WHERE list_contains(?, execution) GROUP BY execution
-"""
-_RUN = """
-SELECT run FROM runs WHERE config = ? AND run IS NOT NULL ORDER BY started DESC LIMIT 1
-"""
+_RUN = "SELECT run FROM runs WHERE config = ? ORDER BY newest DESC LIMIT 1"
 
 
 def saved_sweeps(store: Store) -> dict[str, Record]:
@@ -68,11 +57,10 @@ def _run_rows(store: Store, record: Record, query: Query) -> list[dict[str, Any]
     """State, time and cost of each run. `own_*`: of the steps that no run before it in the list has."""
     # Everything is looked up by key, never by run: an arm that another run has made is as finished as one of its own.
     keys = sorted({step["key"] for run in record["runs"] for step in run["steps"]})
-    last = {row["key"]: row for row in query(_LAST, keys)}
+    last = {row["key"]: row for row in query(LAST_ATTEMPTS, keys)}
     executions = {key: execution for key in keys if (execution := _execution(store, record, key))}
     execution_ids = sorted(set(executions.values()))
-    seconds = {row["execution"]: row["seconds"] for row in query(SECONDS, execution_ids)}
-    dollars = {row["execution"]: row["dollars"] for row in query(DOLLARS, execution_ids)}
+    spent = {row["execution"]: row for row in query(SPENT, execution_ids)}
     rows, known_keys = [], set[str]()
     for run in record["runs"]:
         # The first run of the list that has a step carries its cost, so that the own costs add up to the cost of the
@@ -88,9 +76,9 @@ def _run_rows(store: Store, record: Record, query: Query) -> list[dict[str, Any]
             "steps": len(run["steps"]),
             "made": sum(step["key"] in executions for step in run["steps"]),
         }
-        for name, amount_of in (("seconds", seconds), ("dollars", dollars)):
+        for name in ("seconds", "dollars"):
             for prefix, step_keys in (("", {step["key"] for step in run["steps"]}), ("own_", own_keys)):
-                amounts = [amount_of.get(executions[key]) for key in step_keys if key in executions]
+                amounts = [spent.get(executions[key], {}).get(name) for key in step_keys if key in executions]
                 # Without any known amount the sum is None and not 0: nobody has measured it.
                 known = [amount for amount in amounts if amount is not None]
                 row[prefix + name] = sum(known) if known else None

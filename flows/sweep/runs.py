@@ -16,9 +16,10 @@ from nautile.evals.running.rows import read_rows
 from nautile.evals.scoring.comparison import compare, whose_gain
 from nautile.flows.run_state import PLAN, STEPS, Query, output_of
 from nautile.flows.sweep.arms import EVALUATE
-from nautile.flows.sweep.report import DOLLARS, SECONDS, WAYS
+from nautile.flows.sweep.report import WAYS
 from nautile.store.artifacts import Store
 from nautile.store.catalog import CatalogRow
+from nautile.store.views import SPENT
 from nautile.tasks.reporting.other_seeds import Accuracies, accuracies_by_seed, recipe_seeds
 
 # Metrics with a best value -> whether higher is better. Others (norms, schedules) have only a last value.
@@ -148,8 +149,7 @@ def _curves(query: Query, labels: list[str], steps: Mapping[str, Mapping[str, Ca
 def _steps(query: Query, labels: list[str], steps: Mapping[str, Mapping[str, CatalogRow]]) -> list[dict[str, Any]]:
     """Time and cost of each step, for a reused step those of its execution. `same`: both runs use one execution."""
     executions = sorted({row["execution"] for side in steps.values() for row in side.values() if row["execution"]})
-    seconds = {row["execution"]: row["seconds"] for row in query(SECONDS, executions)}
-    dollars = {row["execution"]: row["dollars"] for row in query(DOLLARS, executions)}
+    spent = {row["execution"]: row for row in query(SPENT, executions)}
     rows = []
     for label in labels:
         sides: dict[str, dict[str, Any] | None] = {}
@@ -157,8 +157,7 @@ def _steps(query: Query, labels: list[str], steps: Mapping[str, Mapping[str, Cat
             row = steps[side].get(label)
             sides[side] = row and {
                 "state": row["state"],
-                "seconds": seconds.get(row["execution"]),
-                "dollars": dollars.get(row["execution"]),
+                **{name: spent.get(row["execution"], {}).get(name) for name in ("seconds", "dollars")},
             }
         pair = [steps[side][label]["execution"] for side in ("a", "b") if label in steps[side]]
         rows.append({"label": label, "same": len(pair) == 2 and pair[0] == pair[1] is not None, **sides})

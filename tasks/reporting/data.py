@@ -19,7 +19,8 @@ from nautile.evals.running.rows import SampleRow, read_rows
 from nautile.evals.tables.ladder import ladder
 from nautile.evals.tables.results import TABLE_1_BENCHMARKS
 from nautile.store.artifacts import Artifact, Store
-from nautile.store.catalog import Catalog
+from nautile.store.catalog import Catalog, CatalogRow
+from nautile.store.views import SPENT, run_seconds
 from nautile.tasks.engine.catalogue import stages_with
 from nautile.tasks.reporting.other_seeds import accuracies_by_seed, ladder_over_seeds
 from nautile.tasks.reporting.problems import changed_problems
@@ -32,11 +33,6 @@ OVERLAPS_SHOWN = 3  # per benchmark and artifact
 OVERLAPS_READ = 10_000  # at most so many lines of the file
 COPIES = ("duplicate", "near_duplicate", "duplicate_elsewhere", "near_duplicate_elsewhere")
 
-_SECONDS = """
-SELECT execution, sum(seconds) AS seconds, max(peak_bytes) AS peak_bytes, count(*) AS attempts,
-    list([epoch(ended) - seconds, epoch(ended)]) FILTER (ended IS NOT NULL AND seconds IS NOT NULL) AS intervals
-FROM runs WHERE NOT reused AND list_contains(?, execution) GROUP BY execution
-"""
 _CALLS = """
 SELECT execution, endpoint, model, purpose, count(*) AS calls, count(*) FILTER (cached) AS cached,
     count(*) FILTER (error IS NOT NULL) AS failed, sum(tokens_in) AS tokens_in, sum(tokens_out) AS tokens_out,
@@ -49,15 +45,18 @@ SELECT execution, name, coalesce(source, '') AS source, list([step, value] ORDER
 FROM metrics WHERE list_contains(?, execution) AND isfinite(value) AND NOT starts_with(name, 'system/')
 GROUP BY ALL ORDER BY ALL
 """
-# The last run that wrote or reused artifacts of these executions, and the name of its configuration.
+# The last run that wrote or reused artifacts of these executions, with the name of its configuration, its time, and
+# whether it had ended. (executions)
 _NEWEST_RUN = """
-SELECT run, config FROM runs WHERE list_contains(?, execution) AND run IS NOT NULL ORDER BY started DESC LIMIT 1
+SELECT r.run, r.config, r.begun, r.seconds, r.state = 'running' AS live
+FROM runs r JOIN attempts a USING (run) WHERE list_contains(?, a.execution) ORDER BY a.started DESC LIMIT 1
 """
 _ROLLOUTS = """
 WITH drawn AS (
     SELECT id, fields, TRY_CAST(fields->>'step' AS BIGINT) AS step, TRY_CAST(fields->>'reward' AS DOUBLE) AS reward
     FROM samples WHERE execution = ? AND "set" = 'rollouts')
-SELECT fields FROM drawn WHERE reward IS NOT NULL AND step >= (SELECT max(step) FROM drawn) - 2
+SELECT fields, reward FROM drawn WHERE isfinite(reward) AND fields->>'question' <> '' AND fields->>'text' IS NOT NULL
+    AND step >= (SELECT max(step) FROM drawn) - 2
 ORDER BY reward {order}, md5(id) LIMIT ?
 """
 
@@ -90,9 +89,12 @@ def collect(store: Store, inputs: Sequence[Input], samples: int) -> Facts:
     # Every figure from the catalog is asked for by execution: other runs of the same stages do not count.
     labels = {item.artifact.recorded_execution: item.label for item in inputs}
     spent, calls, cost = spending(catalog, labels)
+    newest = next(iter(catalog.query(_NEWEST_RUN, [list(labels)])), None)
+    if newest and (seconds := run_seconds(newest, newest["live"])) is not None:
+        cost |= {"run_seconds": seconds, "run_ended": not newest["live"]}
     by_stage, rows = scores(inputs), evaluation_rows(inputs)
     ladder_data = ladder(by_stage, rows)
-    about = _about(catalog, inputs)
+    about = _about(newest, inputs)
     other_seeds = accuracies_by_seed(lambda sql, *values: catalog.query(sql, values), about.get("run"))
     return {
         "about": about,
@@ -111,13 +113,12 @@ def collect(store: Store, inputs: Sequence[Input], samples: int) -> Facts:
     }
 
 
-def _about(catalog: Catalog, inputs: Sequence[Input]) -> Facts:
+def _about(newest: CatalogRow | None, inputs: Sequence[Input]) -> Facts:
     """Configuration, run, seeds, commits and machines. Unknown values are absent; differing ones are all listed.
 
     `seeds` has a list for each name: "data", "weights", "sampling", "evaluation".
     """
     manifests = [item.artifact.manifest for item in inputs]
-    newest = catalog.query(_NEWEST_RUN, [[item.artifact.recorded_execution for item in inputs]])
     dirty = "-dirty"
     # Twelve digits, and the mark of a working tree with changes, which stands after the fortieth.
     commits = [
@@ -134,14 +135,14 @@ def _about(catalog: Catalog, inputs: Sequence[Input]) -> Facts:
             seeds[name].append(seed)
     about |= {"seeds": seeds} if seeds else {}
     if newest:
-        about |= {"run": newest[0]["run"]} | ({"configuration": newest[0]["config"]} if newest[0]["config"] else {})
+        about |= {"run": newest["run"]} | ({"configuration": newest["config"]} if newest["config"] else {})
     return about | {"artifacts": len(inputs), "newest": max(row["created"] for row in manifests)[:19].replace("T", " ")}
 
 
 def spending(catalog: Catalog, labels: Mapping[str, str]) -> tuple[dict[str, Facts], list[Facts], Facts]:
     """Time and memory by label, endpoint calls, and totals. `labels`: execution -> label."""
     executions = list(labels)
-    spent = {labels[row["execution"]]: row for row in catalog.query(_SECONDS, [executions])}
+    spent = {labels[row["execution"]]: row for row in catalog.query(SPENT, [executions])}
     calls = [{"label": labels[row.pop("execution")], **row} for row in catalog.query(_CALLS, [executions])]
     return spent, calls, _cost(calls, spent)
 
@@ -288,12 +289,6 @@ def _cost(calls: Sequence[Facts], spent: Mapping[str, Facts]) -> Facts:
         values = [row[name] for row in calls if row[name] is not None]
         total |= {name: sum(values)} if values else {}
     total |= {"seconds": sum(seconds)} if seconds else {}
-    # Wall time: the union of the attempts' intervals, because stages run in parallel and runs are resumed days later.
-    intervals = sorted((start, end) for row in spent.values() for start, end in row["intervals"] or ())
-    wall, latest_end = 0.0, float("-inf")
-    for start, end in intervals:
-        wall, latest_end = wall + max(0.0, end - max(start, latest_end)), max(end, latest_end)
-    total |= {"wall_seconds": wall} if intervals else {}
     return total | ({"peak_bytes": max(peaks)} if peaks else {})
 
 
@@ -335,13 +330,13 @@ def _rollouts(catalog: Catalog, item: Input, most: int) -> list[Facts]:
     """The rollouts with the highest and the lowest reward of the last three steps."""
     execution, half = item.artifact.recorded_execution, max(1, most // 4)
     ends = [
-        (good, json.loads(row["fields"]))
+        (good, row["reward"], json.loads(row["fields"]))
         for good, order in ((True, "DESC"), (False, "ASC"))
         for row in catalog.query(_ROLLOUTS.format(order=order), [execution, half])
     ]
     return [
-        _sample(f"reward {row['reward']:.3g}", good, row["question"], row["text"], row["expected"])
-        for good, row in ends
+        _sample(f"reward {reward:.3g}", good, row["question"], row["text"], row.get("expected"))
+        for good, reward, row in ends
     ]
 
 

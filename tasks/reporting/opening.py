@@ -128,8 +128,9 @@ def _problems(ladder: Facts | None, problems: Sequence[Facts]) -> Iterator[Repor
 
 def _cost(total: Facts, calls: Sequence[Facts]) -> str:
     parts = []
-    if "wall_seconds" in total:
-        parts.append(f"{duration(total['wall_seconds'])} of wall time with a stage at work")
+    if "run_seconds" in total:
+        until = "its end" if total["run_ended"] else "this report"
+        parts.append(f"{duration(total['run_seconds'])} from the run's first start to {until}")
     cached = sum(row["cached"] or 0 for row in calls)
     from_cache = f" ({cached:,} answered from the cache)" if cached else ""
     parts.append(f"{total['calls']:,} requests to endpoints{from_cache}")

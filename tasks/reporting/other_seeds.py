@@ -16,22 +16,17 @@ from nautile.evals.tables.ladder import Ladder
 from nautile.store.catalog import CatalogRow
 
 Accuracies = dict[str, dict[str, dict[str, float]]]  # label of the evaluation -> benchmark or mean -> seed -> share
-METRICS = {("strict", "generate"): "accuracy", ("lenient", "generate"): "accuracy_lenient"}
+FIGURES = {("strict", "generate"): "accuracy", ("lenient", "generate"): "accuracy_lenient"}
 TRAINING_SEEDS = ("data", "weights", "sampling")
 LIKELIHOOD = "likelihood"  # has one verdict
-# The accuracies of all runs with the recipe of a run, oldest first. (merge patch, run, ending of the metric)
+# The accuracies of all runs with the recipe of a run, oldest first. (merge patch, run, figure)
 _OF_RECIPE = """
-WITH plan AS (
+WITH recipes AS (
     SELECT run, started, settings->>'seed' AS seed, settings->>'seeds' AS parts, json_merge_patch(settings, ?) AS recipe
-    FROM plans WHERE settings IS NOT NULL
-    QUALIFY row_number() OVER (PARTITION BY run ORDER BY started DESC, time DESC) = 1),
-evaluated AS (
-    SELECT run, label, execution FROM runs WHERE stage = 'evaluate' AND state IN ('done', 'reused')
-    QUALIFY row_number() OVER (PARTITION BY run, label ORDER BY started DESC, time DESC) = 1)
-SELECT e.label, m.name, e.execution, other.seed, other.parts, m.value
-FROM plan mine JOIN plan other ON other.recipe = mine.recipe JOIN evaluated e ON e.run = other.run
-JOIN metrics m ON m.execution = e.execution
-WHERE mine.run = ? AND starts_with(m.name, 'evaluate/') AND ends_with(m.name, ?) ORDER BY other.started, m.time
+    FROM runs WHERE settings IS NOT NULL)
+SELECT s.label, s.benchmark, s.execution, other.seed, other.parts, s.value
+FROM recipes mine JOIN recipes other ON other.recipe = mine.recipe JOIN scores s ON s.run = other.run
+WHERE mine.run = ? AND s.figure = ? ORDER BY other.started, s.started
 """
 
 
@@ -41,11 +36,12 @@ def accuracies_by_seed(
     """The accuracies of the recipe of `run` by evaluation, benchmark and seed; empty if its plan is not recorded."""
     if run is None:
         return {}
-    ending = "/" + METRICS.get((verdict, way), LIKELIHOOD)
-    measured: dict[tuple[str, str], dict[str, tuple[str, float]]] = {}  # (label, metric) -> seed -> (execution, share)
-    for row in query(_OF_RECIPE, json.dumps(_without()), run, ending):
+    figure = FIGURES.get((verdict, way), LIKELIHOOD)
+    # (label, benchmark) -> seed -> (execution, share)
+    measured: dict[tuple[str, str], dict[str, tuple[str, float]]] = {}
+    for row in query(_OF_RECIPE, json.dumps(_without()), run, figure):
         # The newest run of a seed counts; an older one may be of an earlier version of the code.
-        by_seed = measured.setdefault((row["label"], row["name"]), {})
+        by_seed = measured.setdefault((row["label"], row["benchmark"]), {})
         # The parts of a seed that `[seeds]` sets on their own make it another one.
         parts = json.loads(row["parts"] or "{}")
         own = [f"{name} {parts[name]}" for name in TRAINING_SEEDS if parts.get(name) is not None]
@@ -55,9 +51,7 @@ def accuracies_by_seed(
     for (label, name), by_seed in measured.items():
         # Seeds that share an evaluation (none of what it depends on is drawn by them) are one measurement.
         first = {execution: seed for seed, (execution, _) in reversed(by_seed.items())}
-        accuracies.setdefault(label, {})[name.removeprefix("evaluate/").removesuffix(ending)] = {
-            seed: by_seed[seed][1] for seed in reversed(first.values())
-        }
+        accuracies.setdefault(label, {})[name] = {seed: by_seed[seed][1] for seed in reversed(first.values())}
     return accuracies
 
 

@@ -378,7 +378,7 @@ def _cost(total: Facts, calls: Sequence[Facts]) -> Iterator[ReportBlock]:
             f"at most {total['unknown_dollars']:.2f} dollars more for replies that were cut, late or unreadable"
         )
     if "seconds" in total:
-        parts.append(f"{_duration(total['seconds'])} of work")
+        parts.append(f"{_duration(total['seconds'])} in its steps")
     if "peak_bytes" in total:
         parts.append(f"at most {size(total['peak_bytes'])} of memory in one process")
     yield Paragraph(", ".join(parts) + ".")

@@ -26,7 +26,7 @@ from tests.support.stages.toy_cli import start
 CHAIN = Path(__file__).parents[1] / "support" / "stages" / "chain.toml"
 KILLED = "reason"  # it has checkpoints, and begins from those of others; what the other stages keep: tests/tasks
 KEY = "sk-planted-2718281828459045"  # of the endpoint
-TABLES = ("artifacts", "inputs", "runs", "metrics", "calls", "samples")
+TABLES = ("artifacts", "inputs", "attempts", "metrics", "calls", "samples")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -93,7 +93,7 @@ def whole(chain):
 
 
 def test_it_runs_whole_and_quietly_and_writes_nothing_outside_its_store(chain):
-    rows = query(chain.store, "select label, state from runs where not reused")
+    rows = query(chain.store, "select label, state from attempts where not reused")
     assert {row["state"] for row in rows} == {"done"}
     labels = {row["label"] for row in rows}
     assert {"distill", "pretrain", "align", "reason", "self_distill", "evaluate:self_distill", "report"} <= labels
@@ -110,7 +110,7 @@ def test_by_default_nothing_leaves_the_machine(chain):
     events = socket_events(chain.sockets)
     programs = [what for kind, what in events if kind == "start"]
     watched = {word for program in programs if "nautile.tasks.engine.child_main" in program for word in program.split()}
-    keys = query(chain.store, "select distinct key from runs")
+    keys = query(chain.store, "select distinct key from attempts")
     assert all(any(f"/{row['key']}/request.json" in word for word in watched) for row in keys)
     assert any("nautile.flows.operate.prefect_server" in program for program in programs)
     assert any(kind == "connect" for kind, _ in events)
@@ -175,7 +175,7 @@ def test_killed_it_resumes_to_the_same_bytes_and_does_nothing_else_again(
     assert removed
     for artifact in removed:
         shutil.rmtree(artifact.folder)
-    requests, before = endpoint.answered, query(store, "select id from runs where not reused")
+    requests, before = endpoint.answered, query(store, "select id from attempts where not reused")
     process = run(store=store.root, cwd=tmp_path, **server)
     deadline = time.monotonic() + 300
     while process.poll() is None and time.monotonic() < deadline and not staged(store.root, KILLED):
@@ -187,7 +187,7 @@ def test_killed_it_resumes_to_the_same_bytes_and_does_nothing_else_again(
     assert digests(store) == digests(whole)
     assert inspect.verify(store, None)["damaged"] == {}
     known = [row["id"] for row in before]
-    again = query(store, "select id, label from runs where not reused")
+    again = query(store, "select id, label from attempts where not reused")
     assert {row["label"] for row in again if row["id"] not in known} == {KILLED}
     assert endpoint.answered == requests
 

@@ -21,11 +21,13 @@ QUERIES = re.findall(r"\*\*(\d+)\. ([^*]+)\*\*\n\n```sql\n(.*?)```", TEXT, re.DO
 
 @pytest.fixture(scope="module")
 def store(made, tmp_path_factory):
-    """The made store, with an attempt that failed and an artifact that was made again."""
+    """The made store, with a plan, an attempt that failed and an artifact that was made again."""
     store = Store(shutil.copytree(made[0].root, tmp_path_factory.mktemp("asked") / "store"))
     row = {"run": "toy", "stage": "align", "label": "align", "reused": False, "seconds": 1.0, "started": now()}
     write = EventWriter(store.root / "events" / "failed.jsonl", execution="")
     write("run", **row | {"id": uuid.uuid4().hex, "state": "failed", "attempt": 1, "exit_code": 2, "error": "no judge"})
+    steps = [{"label": label, "after": []} for label in made[1]]
+    write("plan", id="toy-1", run="toy", config="toy", state="failed", steps=steps, started=now())
     old = store.list("evaluation")[0]
     again = filled(store.root / "staging" / "again", {"scores.json": "{}"})
     fields = {name: old.manifest[name] for name in ("stage", "version", "config", "facts", "label")}

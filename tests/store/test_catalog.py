@@ -85,7 +85,7 @@ def test_manifests_and_events_become_rows(store, catalog):
         ("judge", 2, 5, None),
     ]
     assert json.loads(calls[0]["fields"]) == {"extra": "kept"}
-    (run,) = catalog.query("SELECT * FROM runs")
+    (run,) = catalog.query("SELECT * FROM attempts")
     assert (run["state"], run["label"], run["peak_bytes"]) == ("done", "toy:x", None)
     assert run["started"] == datetime(2026, 1, 2, 3, 4, 5, 6)
     assert json.loads(run["outputs"]) == {"checkpoint": "checkpoint/x"}
@@ -271,7 +271,7 @@ WRITES = (
 REACHES = (
     "SELECT content::VARCHAR FROM read_blob({file})", "FROM read_text({file})", "FROM read_csv({file})", "FROM {file}",
     "FROM read_json({file})", "FROM read_parquet({file})", "FROM glob({file})", "FROM sniff_csv({file})",
-    "EXPLAIN ANALYZE COPY ({read}) TO {file}", "EXPLAIN ANALYZE INSERT INTO runs BY NAME FROM runs",
+    "EXPLAIN ANALYZE COPY ({read}) TO {file}", "EXPLAIN ANALYZE INSERT INTO runs BY NAME FROM attempts",
     "COPY (PIVOT metrics ON name) TO {file}", "EXPLAIN ANALYZE FROM read_text({file})",
 )  # fmt: skip
 
@@ -283,7 +283,7 @@ def statements(draw, folder):
     names += ("store/events/*.jsonl", "new", "store/../outside/secret.csv")
     file = f"'{folder / draw(st.sampled_from(names))}'"
     sql = draw(st.sampled_from((*WRITES, *REACHES))).format(file=file, read=draw(st.sampled_from(READS)))
-    before = draw(st.sampled_from(("", "/* SELECT */ ", "FROM runs; ", "-- a comment\n", ";")))
+    before = draw(st.sampled_from(("", "/* SELECT */ ", "FROM attempts; ", "-- a comment\n", ";")))
     return before + "".join(draw(st.sampled_from((part, part.lower()))) for part in re.split(r"('[^']*')", sql))
 
 
@@ -342,11 +342,11 @@ def test_several_queries_read_one_state_and_may_not_write(store, catalog):
     assert catalog.age_s() == math.inf
     fill(store)
     with catalog.reading() as ask:  # which ingests where there is no catalog yet
-        (row,) = ask("SELECT count(*) AS n FROM runs WHERE state <> ?", "none")
+        (row,) = ask("SELECT count(*) AS n FROM attempts WHERE state <> ?", "none")
         assert row["n"] > 0
         assert ask("SELECT ? AS a, ? AS b", 1, "x") == [{"a": 1, "b": "x"}]
         with pytest.raises(ConfigError, match="may only read"):
-            ask("DELETE FROM runs")
+            ask("DELETE FROM attempts")
         with pytest.raises(ConfigError, match="may only read"):
             ask("SELECT * FROM read_text('/etc/hostname')")
     assert 0 <= catalog.age_s() < math.inf
@@ -464,7 +464,7 @@ def test_a_catalog_of_another_schema_is_built_anew(store, catalog, schema, first
     before = everything(catalog)
     with duckdb.connect(catalog.path) as connection:
         connection.execute("UPDATE ingested SET position = ? WHERE path = 'schema'", [schema])
-        connection.execute("ALTER TABLE runs DROP COLUMN host")
+        connection.execute("ALTER TABLE attempts DROP COLUMN host")
         connection.execute("DROP TABLE notes")
         connection.execute("CREATE VIEW notes AS SELECT 42 AS answer")
         connection.execute("CREATE TABLE tomorrow AS SELECT 42 AS answer")
@@ -476,29 +476,31 @@ def test_a_catalog_of_another_schema_is_built_anew(store, catalog, schema, first
 
 
 LAST_WORDS = """
-import atexit, ctypes, importlib, logging, sys
+import atexit, ctypes, logging, sys
 import duckdb
 atexit.register(lambda: print("of an exit function", file=sys.stderr))
 from nautile.store import catalog
-importlib.reload(catalog)
-print("after a reload", file=sys.stderr)
+catalog.hide_leak_report()
 class Handler(logging.StreamHandler):
     def close(self):
         print("of logging", file=sys.stderr)
 logging.getLogger().addHandler(Handler())
-for leaked in (duckdb.DuckDBPyConnection, duckdb.connect, getattr(catalog, "Catalog", None)):
+for leaked in (duckdb.DuckDBPyConnection, duckdb.connect, catalog.Catalog):
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(leaked))
 """
 
 
 @pytest.mark.slow
-def test_who_imports_the_catalog_keeps_standard_error_to_the_end_and_sees_no_report_of_leaks():
-    command = [sys.executable, "-c", LAST_WORDS]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stderr.splitlines() == ["after a reload", "of an exit function", "of logging"]
-    without = LAST_WORDS.replace("from nautile.store import catalog", "import string as catalog")
-    done = subprocess.run([sys.executable, "-c", without], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert "nanobind: leaked" in done.stderr, "the binding reports no leaks any more: remove what hides them"
+def test_only_a_process_that_asks_for_it_has_no_report_of_leaks_and_it_keeps_standard_error_to_the_end():
+    def last_words(program):
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+        return done.stderr
+
+    assert last_words(LAST_WORDS).splitlines() == ["of an exit function", "of logging"]
+    # Who imports the catalog, a notebook for one, keeps its process as it was.
+    imported = last_words(LAST_WORDS.replace("catalog.hide_leak_report()", ""))
+    assert "nanobind: leaked" in imported, "the binding reports no leaks any more: remove what hides them"
 
 
 def test_a_store_that_cannot_be_written_has_no_catalog(tmp_path):
@@ -603,7 +605,7 @@ def test_a_run_stays_ended_though_the_clock_was_set_back(store, catalog, monkeyp
     monkeypatch.setattr("time.time_ns", lambda: noon - 3600 * 10**9)
     writer(store, ended, execution="")("run", id="r", state="interrupted", label="reason")
     catalog.ingest()
-    assert catalog.query("SELECT state FROM runs") == [{"state": "interrupted"}]
+    assert catalog.query("SELECT state FROM attempts") == [{"state": "interrupted"}]
     before = everything(catalog)
     catalog.rebuild()
     assert everything(catalog) == before

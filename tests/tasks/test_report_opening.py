@@ -46,7 +46,15 @@ def made(rows):
     """The data of the opening, from rows by stage."""
     scores = {stage: summarise(of, stage, {}) for stage, of in rows.items()}
     result = ladder(scores, rows)
-    cost = {"calls": 3, "tokens_in": 30, "tokens_out": 60, "dollars": 0.02, "unknown_dollars": 0.01, "wall_seconds": 90}
+    cost = {
+        "calls": 3,
+        "tokens_in": 30,
+        "tokens_out": 60,
+        "dollars": 0.02,
+        "unknown_dollars": 0.01,
+        "run_seconds": 90,
+        "run_ended": True,
+    }
     notes = [{"label": stage, "note": "a program <b> stands in"} for stage in ("align", "reason")]
     problems = changed_problems(result, rows) if result else []
     return {
@@ -197,7 +205,7 @@ def test_problems_are_those_that_changed_and_fewer_are_said_to_be_so(data, rows)
 
 def test_what_was_spent_is_certain_or_unknown_and_absent_figures_are_not_zero(data):
     (text,) = [block.text for block in blocks(data, Paragraph) if block.see == "Cost"]
-    assert "1 min 30 s of wall time" in text
+    assert "1 min 30 s from the run's first start to its end" in text
     assert "3 requests to endpoints (1 answered from the cache); 30 tokens in, 60 out" in text
     assert "$0.0200 certain; up to $0.0100 unknown" in text
     (text,) = [block.text for block in blocks({**data, "cost": {"calls": 3}}, Paragraph) if block.see == "Cost"]

@@ -32,6 +32,14 @@ class ChangeOutput(Output):
     after: JsonValue
 
 
+class RunScore(Output):
+    after: str  # the stage
+    benchmark: str
+    accuracy: float  # strict, by generation, 0 to 1
+    over: str | None  # the stage before it that was evaluated
+    gain: float | None  # over that stage; null if the two did not grade equally many samples
+
+
 class RunOutput(Output):
     id: str
     name: str
@@ -41,6 +49,8 @@ class RunOutput(Output):
     state: Literal["queued", "running", "waiting", "done", "failed", "cancelled", "interrupted", "silent"]
     begun: str  # of a queued run: when it was due
     ended: str | None
+    seconds: float | None  # wall time from its first start to its end, over restarts; of a live run until now
+    score: RunScore | None  # after the last stage that was evaluated
     done: int  # steps that are done or reused
     steps: int  # steps of the plan
     share: float | None  # completed share of the run, 0 to 1

@@ -13,7 +13,7 @@ from nautile.flows.dashboard.shared import ChosenRun
 from nautile.store.catalog import CatalogRow
 from nautile.store.manifest import short_commit
 from nautile.store.mirror import open_store
-from nautile.store.schema import LINEAGE_WITH_CALLS
+from nautile.store.views import LINEAGE_WITH_CALLS
 
 MAX_ARTIFACTS = 1000
 _COLORS = {"report": "#e8eef7", "evaluation": "#fdf0d5", "checkpoint": "#dff0e0", "rollouts": "#efe6f5"}

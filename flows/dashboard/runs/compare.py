@@ -8,11 +8,12 @@ import streamlit as st
 
 from nautile.common.errors import ConfigError
 from nautile.configs.changes import Change, describe_changes
-from nautile.flows.dashboard import cards, queries, shared
+from nautile.flows.dashboard import cards, shared
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
 from nautile.flows.dashboard.shared import ChosenRun
 from nautile.flows.dashboard.training import charts
 from nautile.flows.dashboard.training.charts import Display, Line
+from nautile.flows.run_state import STEPS
 from nautile.flows.sweep.cells import (
     gain_lines,
     metric_cells,
@@ -121,7 +122,7 @@ def _curves(comparison: dict[str, Any], a: str, b: str) -> None:
     lines = {
         row["execution"]: Line(f"{side}: {comparison['runs'][side.lower()]['name']}", run, stage)
         for side, run in (("A", a), ("B", b))
-        for row in shared.query(queries.STAGES, run)
+        for row in shared.query(STEPS, run)
         if row["label"] == stage and row["execution"]
     }
     selected = charts.choose_metrics(metrics, f"metrics of {stage}")

@@ -16,7 +16,7 @@ from nautile.flows.dashboard import cards, queries, shared
 from nautile.flows.dashboard.runs import actions, graph, ladder, table
 from nautile.flows.dashboard.runs.attention import Concern, attention, budgets, queue, spent, stand_ins
 from nautile.flows.dashboard.shared import ChosenRun
-from nautile.flows.run_state import RunState, StepState
+from nautile.flows.run_state import RunState, StepState, scores_of
 from nautile.store.catalog import CatalogRow
 from nautile.store.mirror import open_store
 from nautile.tasks.engine.catalogue import page_of, stages_with
@@ -90,10 +90,15 @@ def _figures(chosen: ChosenRun, run_ladder: Ladder | None, folders: Mapping[str,
     columns = st.columns(5)
     last = ladder.last_score(run_ladder)
     unscreened = run_ladder is not None and run_ladder["not_screened"]
+    score = chosen.state.score if chosen.state else None
     columns[0].metric(
         "score" + (f", after {last[0]}" if last else "") + (f" ({NOT_SCREENED})" if unscreened else ""),
         f"{100 * last[1]['accuracy']:.1f} %" if last else "not evaluated",
-        help="Share of the problems of Table 1's benchmark that are right, strictly graded.",
+        f"{100 * score['gain']:+.1f} points over {score['over']}" if score and score["gain"] is not None else None,
+        delta_color="off",
+        delta_arrow="off",
+        help="Share of the problems of Table 1's benchmark that are right, strictly graded. The gain is over the stage "
+        "before.",
     )
     gain, why = _difference(chosen, run_ladder, folders)
     columns[1].metric(
@@ -112,7 +117,8 @@ def _figures(chosen: ChosenRun, run_ladder: Ladder | None, folders: Mapping[str,
         more,
         delta_color="off",
         delta_arrow="off",
-        help="Time left: the longest path through the unfinished steps, each with the time of its last execution.",
+        help="From its first start to its end. Time left: the longest path through the unfinished steps, each with the "
+        "time of its last execution.",
     )
     _money_figure(chosen, columns[4])
 
@@ -130,11 +136,9 @@ def _difference(
     if run_ladder is None or last is None or not places:
         return None, "nothing was evaluated yet"
     earlier = [row["run"] for row in summaries[places[0] + 1 :]][:20]
-    rows = {
-        row["run"]: row for row in shared.query(queries.RUN_SCORES, earlier) if row["label"] == f"evaluate:{last[0]}"
-    }
-    before = next((rows[run] for run in earlier if run in rows), None)
-    folder = shared.artifact_folder(before["evaluation"]) if before else None
+    scores = scores_of(shared.query, earlier)
+    before = next((scores[run][last[0]] for run in earlier if last[0] in scores.get(run, {})), None)
+    folder = shared.artifact_folder(before["evaluation"]) if before and before["evaluation"] else None
     if folder is None:
         return None, f"no earlier run has {last[0]}"
     # The same folder: a comparison with itself would read as "no change".
@@ -158,15 +162,14 @@ def _speed(chosen: ChosenRun) -> tuple[str, str]:
 
 
 def _time(chosen: ChosenRun) -> tuple[str, str, str | None]:
-    """Label, value and addition of the time figure: the time left of a live run, else the time of its steps."""
-    # Reused steps took their time in another run.
-    times = [row["seconds"] for row in chosen.stages if row["seconds"] is not None and not row["reused"]]
-    took = duration(sum(times)) if times else ""
-    left = chosen.state.time_left() if chosen.state else None
+    """Label, value and addition of the time figure: the time left of a live run, else the time that it took."""
+    state = chosen.state
+    took = duration(state.seconds) if state and state.seconds is not None else ""
+    left = state.time_left() if state else None
     if left is None:
-        return "time in steps", took or "none yet", None
+        return "time", took or "not known", None
     seconds, unknown = left
-    parts = [f"{took} in ended steps"] if took else []
+    parts = [f"{took} so far"] if took else []
     parts += [f"{counted(unknown, 'step')} of unknown time"] if unknown else []
     value = f"{'over ' if unknown else ''}{duration(seconds)}" if seconds else "not known"
     return "time left", value, "; ".join(parts) or None

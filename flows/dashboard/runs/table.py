@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
@@ -12,11 +11,10 @@ import streamlit as st
 from nautile.common.text import visible
 from nautile.configs.changes import describe_changes, read_changes
 from nautile.evals.scoring.scores import NOT_SCREENED
-from nautile.evals.tables.paper_figures import TABLE_1
-from nautile.evals.tables.results import TABLE_1_BENCHMARKS
 from nautile.flows.dashboard import figures, queries, shared
-from nautile.flows.run_state import LIVE, MOST_SEARCHED
+from nautile.flows.run_state import LIVE, MOST_SEARCHED, RUN_COUNT, last_score, scores_of
 from nautile.store.catalog import CatalogRow
+from nautile.store.views import run_seconds
 
 _FIELD = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)*")  # the path of a setting, as `--set` takes it
 USUAL = ("seed", "reason.policy.steps", "align.policy.steps", "pretrain.optimizer.peak")
@@ -26,7 +24,7 @@ def show(chosen: str | None) -> None:
     """Draw the table and its controls. `chosen`: the run that the page shows."""
     # A search looks through all runs: the run that is searched is often an old one.
     summaries = shared.run_summaries(MOST_SEARCHED if st.session_state.get("find") else queries.MOST_RUNS)
-    (count,) = shared.query(queries.RUN_COUNT) or [{"runs": 0}]
+    (count,) = shared.query(RUN_COUNT) or [{"runs": 0}]
     changed = [change.field for row in summaries for change in read_changes(row["changes"])]
     title, left, right = st.columns([2, 4, 3], vertical_alignment="center")
     listed = len(summaries)
@@ -56,7 +54,8 @@ def show(chosen: str | None) -> None:
         return
     frame = pd.DataFrame(rows)
     empty = [name for name in ("cost", "tags", "notes", "changed", "after") if not frame[name].any()]
-    empty += [name for name in ("score", "difference") if frame[name].isna().all()]  # a score of zero is a score
+    # A score of zero is a score.
+    empty += [name for name in ("score", "gain", "difference") if frame[name].isna().all()]
     frame = frame.drop(columns=empty)
     styled = frame.style.map(colour, subset=["state"])
     st.dataframe(styled, hide_index=True, width="stretch", column_config=_COLUMNS, row_height=32, placeholder="")
@@ -74,12 +73,13 @@ _COLUMNS = {
     "begun": st.column_config.DatetimeColumn("begun (UTC)", format="YYYY-MM-DD HH:mm", width=120),
     "steps": st.column_config.TextColumn("steps", width=70),
     "score": st.column_config.NumberColumn("score, %", format="%.1f", width=70),
+    "gain": st.column_config.NumberColumn("gain, points", format="%+.1f", help="Over the stage before, in this run."),
     "difference": st.column_config.NumberColumn(
-        "gain, points", format="%+.1f", help="Against the run before that was evaluated after the same stage."
+        "over the run before", format="%+.1f", help="Points, against the run before that was evaluated after it."
     ),
     "after": st.column_config.TextColumn("after", width=85, help="The last stage that was evaluated."),
-    "seconds": st.column_config.NumberColumn(
-        "time, min", format="%.1f", width=75, help="Time in the run's own attempts."
+    "minutes": st.column_config.NumberColumn(
+        "time, min", format="%.1f", width=75, help="From its first start to its end, over restarts."
     ),
     "cost": st.column_config.NumberColumn("cost, $", format="%.4f"),
     "tags": st.column_config.ListColumn("tags", width=110),
@@ -91,7 +91,7 @@ _COLUMNS = {
 def table(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | None) -> list[dict[str, Any]]:
     """The rows of the table, newest run first. `fields`: paths of settings to add as columns."""
     runs = [row["run"] for row in summaries]
-    scores = scores_by_stage(shared.query(queries.RUN_SCORES, runs))
+    scores = scores_of(shared.query, runs)
     costs = {row["run"]: row for row in shared.query(queries.RUN_COSTS, runs)}
     notes = {row["run"]: row for row in shared.query(queries.NOTES)}
     settings: dict[str, list[str | None]] = {}
@@ -101,11 +101,11 @@ def table(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | 
     rows = []
     for place, row in enumerate(summaries):
         run = row["run"]
-        stage, (score, screened) = next(reversed(scores.get(run, {}).items()), (None, (None, True)))
+        score = last_score(scores.get(run)) or {}
         # `summaries` is newest first, so what comes after in the list was before in time.
         earlier = (scores.get(other["run"], {}) for other in summaries[place + 1 :])
-        before = next((by_stage[stage][0] for by_stage in earlier if stage in by_stage), None)
-        note, cost = notes.get(run, {}), costs.get(run, {})
+        before = next((by_stage[score["after"]] for by_stage in earlier if score and score["after"] in by_stage), None)
+        note, seconds = notes.get(run, {}), run_seconds(row, row["current_state"] in LIVE)
         changes = describe_changes(read_changes(row["changes"]))
         rows.append(
             {
@@ -114,11 +114,12 @@ def table(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | 
                 "name": visible(row["name"] or row["config"] or run[:8]) + (" (shown)" if run == chosen else ""),
                 "begun": row["begun"],
                 "steps": f"{row['finished']} of {row['planned'] or row['stages']}",
-                "after": (stage or "") + ("" if screened else f" ({NOT_SCREENED})"),
-                "score": None if score is None else 100 * score,
-                "difference": None if score is None or before is None else 100 * (score - before),
-                "seconds": _minutes(cost, row["current_state"] in LIVE),
-                "cost": cost.get("dollars"),
+                "after": score.get("after", "") + (f" ({NOT_SCREENED})" if score.get("not_screened") else ""),
+                "score": 100 * score["accuracy"] if score else None,
+                "gain": None if score.get("gain") is None else 100 * score["gain"],
+                "difference": 100 * (score["accuracy"] - before["accuracy"]) if before else None,
+                "minutes": None if seconds is None else seconds / 60,
+                "cost": costs.get(run, {}).get("dollars"),
                 "changed": changes,
                 **{field: value for field, value in zip(fields, settings.get(run, [None] * len(fields)), strict=True)},
                 "tags": json.loads(note.get("tags") or "[]"),
@@ -126,30 +127,6 @@ def table(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | 
             }
         )
     return rows
-
-
-def _minutes(cost: CatalogRow, live: bool) -> float | None:
-    """The minutes in a run's own attempts; those of a live run that have not ended count until now."""
-    now = datetime.now(UTC).replace(tzinfo=None)
-    times = [(now - started).total_seconds() for started in cost.get("open") or () if live]
-    times += [cost["seconds"]] if cost.get("seconds") is not None else []
-    return sum(times) / 60 if times else None
-
-
-def scores_by_stage(rows: Sequence[CatalogRow]) -> dict[str, dict[str, tuple[float, bool]]]:
-    """Run -> stage of the paper's Table 1, in its order -> accuracy (0 to 1) on the first measured benchmark.
-
-    With it, whether training text was screened for the benchmark's questions.
-    """
-    measured: dict[str, dict[str, tuple[float, bool]]] = {}
-    for row in rows:
-        accuracy = json.loads(row["accuracy"] or "{}")
-        unscreened = json.loads(row["not_screened"] or "{}")
-        values = ((shared.nested(accuracy, name), name not in unscreened) for name in TABLE_1_BENCHMARKS)
-        found = next(((float(value), ok) for value, ok in values if isinstance(value, (int, float))), None)
-        if found is not None:
-            measured.setdefault(row["run"], {})[row["label"].partition(":")[2]] = found
-    return {run: {stage: own[stage] for stage in TABLE_1 if stage in own} for run, own in measured.items()}
 
 
 def colour(state: str) -> str:

@@ -9,6 +9,7 @@ from nautile.flows.dashboard import queries, shared
 from nautile.flows.dashboard.shared import ChosenRun
 from nautile.flows.dashboard.training import charts
 from nautile.flows.dashboard.training.charts import Line
+from nautile.flows.run_state import STEPS
 from nautile.tasks.engine.catalogue import declared, stages_with
 
 
@@ -120,7 +121,7 @@ def _compared_lines(chosen: ChosenRun | None, stage: str) -> dict[str, Line]:
     lines = {execution: Line("this run", chosen.run, stage) for execution in chosen.executions(stage)}
     # A run that was chosen may have disappeared from the list since.
     for run in (run for run in picked if run in titles):
-        other = ChosenRun(run, shared.query(queries.STAGES, run))
+        other = ChosenRun(run, shared.query(STEPS, run))
         lines |= {
             execution: Line(titles[run], run, stage) for execution in other.executions(stage) if execution not in lines
         }

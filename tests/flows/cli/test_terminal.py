@@ -115,8 +115,8 @@ def test_names_of_events_and_facts_of_manifests_forge_no_line_and_no_escape(stor
     write_attempt_row(store, row | {"started": now(), "ended": now(), "seconds": 1.0, "error": f"a{HOSTILE}\nb"})
     write_row(store, "note", {"id": "bad00000-1111", "text": name, "tags": [name]})
     for command in COMMANDS:
-        words = [word.format(id=artifact.id, sql="SELECT * FROM runs") for word in command.split()]
-        words = [*words[:1], "SELECT * FROM runs"] if words[0] == "sql" else words
+        words = [word.format(id=artifact.id, sql="SELECT * FROM attempts") for word in command.split()]
+        words = [*words[:1], "SELECT * FROM attempts"] if words[0] == "sql" else words
         code, out, err = command_line(*words)
         assert code == 0, (command, err)
         assert not CONTROLS.search(out + err), command

@@ -1,6 +1,5 @@
 """The first page: what needs a person, the pipeline, the verdict, and the table of runs."""
 
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +12,7 @@ from nautile.flows.dashboard.runs import ladder
 from nautile.flows.dashboard.runs.attention import attention, budgets
 from nautile.flows.dashboard.runs.graph import columns_of, drawing, edges_of
 from nautile.flows.dashboard.runs.ladder import evaluation_folders, verdict
-from nautile.flows.dashboard.runs.table import _minutes, table
+from nautile.flows.dashboard.runs.table import table
 from nautile.flows.dashboard.shared import STATE_MARKS, chosen_run, run_summaries
 from nautile.flows.run_state import StepState
 from nautile.store.catalog import Catalog
@@ -50,6 +49,15 @@ def attempted(store, label, state, run="r1", **fields):
     row = {"id": f"{run}-{label}", "run": run, "stage": label.partition(":")[0], "label": label, "key": key_of(label)}
     row |= {"execution": f"e-{label}", "attempt": 1, "state": state, "started": now(), "host": host()}
     write_attempt_row(store, row | ({} if state == "running" else {"ended": now(), "seconds": 1.0}) | fields)
+
+
+def evaluated(store, word, share, files=None, **fields):
+    """Publish an evaluation, and record its accuracy on the held-out problems."""
+    made = published(store, "evaluation", word, files, **fields)
+    emit = EventWriter(store.root / "events" / f"{word}-{made.execution}.jsonl", made.execution, stage="evaluate")
+    emit("metric", name="evaluate/held_out/accuracy", step=0, value=share)
+    emit.close()
+    return made
 
 
 def overview(store, monkeypatch):
@@ -150,7 +158,7 @@ def test_the_table_of_runs_has_changes_scores_settings_and_notes(store, monkeypa
     """Scores of runs are compared after the same stage; a path that is no setting gives an empty column."""
     for run, accuracy, seconds in (("r1", {"pretrain": 0.25, "align": 0.5}, 0), ("r2", {"pretrain": 0.125}, 1)):
         for stage, share in accuracy.items():
-            made = published(store, "evaluation", f"{run}{stage}", facts={"accuracy": {"held_out": share}})
+            made = evaluated(store, f"{run}{stage}", share)
             made_by = {"execution": made.execution, "outputs": {"evaluation": made.id}}
             attempted(store, f"evaluate:{stage}", "done", run=run, **made_by)
         changes = [{"field": "reason.policy.steps", "before": 30, "after": 3}] if run == "r2" else []
@@ -196,7 +204,7 @@ def test_the_verdict_names_the_gain_only_where_it_is_beyond_chance():
 
 
 def test_a_score_of_zero_is_a_score(store, monkeypatch):
-    made = published(store, "evaluation", "zero", facts={"accuracy": {"held_out": 0.0}})
+    made = evaluated(store, "zero", 0.0)
     attempted(store, "evaluate:pretrain", "done", execution=made.execution, outputs={"evaluation": made.id})
     planned(store, ["evaluate:pretrain"], state="done")
     shown = overview(store, monkeypatch)
@@ -219,9 +227,9 @@ def test_the_budget_of_a_distillation_is_shown_while_it_runs(store, monkeypatch)
 def test_a_run_keeps_its_score_when_a_forced_run_has_replaced_its_evaluation(store, monkeypatch):
     label = "evaluate:pretrain"
     for run, share in (("r1", 0.25), ("r2", 0.75)):
-        facts, execution = {"accuracy": {"held_out": share}}, f"e-{run}"
+        execution = f"e-{run}"
         files = {"scores.json": f'{{"accuracy": {share}}}'}
-        made = published(store, "evaluation", label, files, facts=facts, execution=execution, supersede=True)
+        made = evaluated(store, label, share, files, execution=execution, supersede=True)
         attempted(store, label, "done", run=run, execution=execution, reused=False, outputs={"evaluation": made.id})
         planned(store, [label], run=run, state="done")
     Catalog(store).ingest()
@@ -264,11 +272,3 @@ def test_a_stage_that_made_no_update_needs_a_person(store, monkeypatch):
 def test_the_labels_of_a_time_axis_do_not_repeat(seconds, form):
     times = pd.to_datetime(pd.Series([0.0, float(seconds)]), unit="s")
     assert figures.clock(times, 5)["format"] == form
-
-
-def test_the_time_of_a_run_at_work_counts_until_now():
-    cost = {"seconds": 60.0, "open": [datetime.now(UTC).replace(tzinfo=None) - timedelta(minutes=2)]}
-    assert _minutes(cost, live=True) == pytest.approx(3.0, abs=0.5)
-    assert _minutes(cost, live=False) == 1.0
-    assert _minutes({"seconds": None, "open": []}, live=True) is None
-    assert _minutes({}, live=True) is None

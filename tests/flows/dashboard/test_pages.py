@@ -19,11 +19,11 @@ from nautile.flows.dashboard.pages import PAGES
 from nautile.flows.dashboard.shared import prefect_link, split_thinking
 from nautile.flows.dashboard.training import samples
 from nautile.flows.dashboard.training.charts import Display, Line, chart, last_values
-from nautile.flows.run_state import MOST_SEARCHED, RUNS
+from nautile.flows.run_state import RUN_COUNT, RUNS, STEPS
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog, query_files
 from nautile.store.events import EventWriter
-from nautile.store.schema import LINEAGE_WITH_CALLS
+from nautile.store.views import LINEAGE_WITH_CALLS
 from nautile.tasks.engine.attempt_log import write_row
 from nautile.tasks.reason import reason
 from tests.support.pages.parts import cells
@@ -163,7 +163,7 @@ def test_a_short_curve_is_shown_as_measured(made):
     catalog = Catalog(store)
     catalog.ingest()
     run = catalog.query(RUNS, [queries.MOST_RUNS])[0]["run"]
-    executions = [row["execution"] for row in catalog.query(queries.STAGES, [run])]
+    executions = [row["execution"] for row in catalog.query(STEPS, [run])]
     names = [row["name"] for row in catalog.query(queries.METRIC_NAMES, [executions])]
     rows = catalog.query(queries.CURVES, [executions, names, queries.POINTS])
     counted = catalog.query("SELECT count(*) AS n FROM metrics WHERE isfinite(value)")[0]["n"]
@@ -261,7 +261,7 @@ def test_a_run_is_listed_stage_by_stage(made):
     catalog = Catalog(store)
     catalog.ingest()
     run = catalog.query(RUNS, [queries.MOST_RUNS])[0]
-    stages = catalog.query(queries.STAGES, [run["run"]])
+    stages = catalog.query(STEPS, [run["run"]])
     assert {row["label"] for row in stages} == set(outputs)
     assert run["stages"] == len(outputs)
     assert all(row["state"] in ("done", "reused") for row in stages)
@@ -276,9 +276,9 @@ def test_a_run_older_than_the_listed_ones_keeps_its_page_and_the_list_says_so(st
     catalog = Catalog(store)
     catalog.ingest()
     assert len(catalog.query(RUNS, [queries.MOST_RUNS])) == queries.MOST_RUNS
-    (oldest,) = catalog.query(queries.ONE_RUN, [MOST_SEARCHED, "r0"])
+    (oldest,) = catalog.query(queries.ONE_RUN, ["r0"])
     assert oldest["run"] == "r0"
-    assert catalog.query(queries.RUN_COUNT) == [{"runs": runs}]
+    assert catalog.query(RUN_COUNT) == [{"runs": runs}]
 
 
 def test_the_evaluations_of_a_run_are_read_however_many_newer_ones_there_are(store):

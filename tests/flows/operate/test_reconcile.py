@@ -17,7 +17,7 @@ from tests.support.samples.stage_store import key_of, published
 from tests.support.stages.stage_parent import is_alive, reached, start, wait_for
 from tests.support.stages.stage_sums import section
 
-RUNS = "SELECT state, error, ended, outputs FROM runs ORDER BY time"
+RUNS = "SELECT state, error, ended, outputs FROM attempts ORDER BY time"
 
 
 def attempt(store, word, **fields):
@@ -137,6 +137,6 @@ def test_an_attempt_on_another_machine_with_the_same_remote_is_left_alone(machin
     here.refresh(events=True)
     (ours,) = attempts(here)
     assert ours.outcome == "its process is gone; marked interrupted; its work is kept"
-    rows = Catalog(here).query("SELECT id, state FROM runs ORDER BY id")
+    rows = Catalog(here).query("SELECT id, state FROM attempts ORDER BY id")
     states = {row["id"]: row["state"] for row in rows}
     assert states == {"id-ours": "interrupted", "id-theirs": "running", "id-beside": "running"}

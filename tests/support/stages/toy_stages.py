@@ -175,4 +175,5 @@ def evaluate(job: Job) -> None:
         for i in range(n)
     ]
     _write(job.output("evaluation"), "rows.jsonl", rows)
+    job.emit("metric", name="evaluate/held_out/accuracy", step=0, value=right / n)
     job.describe("evaluation", accuracy={"held_out": right / n})

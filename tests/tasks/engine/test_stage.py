@@ -33,7 +33,7 @@ def forced(context, run_id="r2"):
 
 def runs(store):
     Catalog(store).ingest()
-    return Catalog(store).query("SELECT * FROM runs ORDER BY started, time")
+    return Catalog(store).query("SELECT * FROM attempts ORDER BY started, time")
 
 
 def test_a_stage_runs_once_and_is_then_reused(store, context, updates):

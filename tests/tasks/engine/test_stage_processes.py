@@ -36,7 +36,7 @@ def finish(store, gate, config, states):
     assert [(artifact.path / f"{n}.txt").read_text() for n in range(6)] == [str(n) for n in range(6)]
     catalog = Catalog(store)
     catalog.ingest()
-    runs = catalog.query("SELECT state, attempt, execution FROM runs ORDER BY started")
+    runs = catalog.query("SELECT state, attempt, execution FROM attempts ORDER BY started")
     assert [(run["state"], run["attempt"]) for run in runs] == states
     assert {run["execution"] for run in runs} == {artifact.execution}
     rows = catalog.query("SELECT count(*) AS n, count(DISTINCT step) AS steps FROM metrics WHERE name = 'value'")

@@ -34,7 +34,7 @@ def context(store, run="r1", **more):
 
 
 def states(store):
-    return [row["state"] for row in Catalog(store).query("SELECT state FROM runs ORDER BY started, time")]
+    return [row["state"] for row in Catalog(store).query("SELECT state FROM attempts ORDER BY started, time")]
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_what_one_machine_made_the_other_reuses_and_builds_on(machine):
     assert inspect.show(a, outputs["numbers"])["damaged"] == []
     assert inspect.verify(a, None) == {"artifacts": 2, "damaged": {}, "remedies": {}, "events_left_out": {}}
     assert {row["id"] for row in inspect.lineage(a, outputs["numbers"])} == {base["numbers"], outputs["numbers"]}
-    rows = inspect.sql(a, "SELECT state, count(*) FROM runs GROUP BY 1 ORDER BY 1")[1]
+    rows = inspect.sql(a, "SELECT state, count(*) FROM attempts GROUP BY 1 ORDER BY 1")[1]
     assert rows == [("done", 2), ("reused", 1)]
     filesystem = s3fs.S3FileSystem()
     artifact = a.get(outputs["numbers"])
@@ -135,7 +135,7 @@ def test_what_a_lost_machine_had_saved_is_taken_up_by_another(machine, tmp_path,
     artifact = b.get(outputs["numbers"])
     assert artifact.manifest["facts"]["written"] == 1  # three of the four were there
     # Its curves and calls go on under the id of the first machine; what is published has an id of its own.
-    begun = {row[0] for row in inspect.sql(b, "SELECT execution FROM runs WHERE run = 'r1'")[1]}
+    begun = {row[0] for row in inspect.sql(b, "SELECT execution FROM attempts WHERE run = 'r1'")[1]}
     assert begun == {artifact.recorded_execution}
     assert artifact.execution == f"{artifact.recorded_execution}-{artifact.manifest['fence']}"
     published = "SELECT a.published_as FROM artifacts a JOIN metrics m USING (execution) WHERE m.step = 0"
@@ -159,7 +159,7 @@ def test_no_call_is_lost_when_two_machines_make_an_attempt_of_the_same_number(ma
     run_stage(sums, given, {}, context(b, "r2"))
     reader = machine("c")
     calls = inspect.sql(reader, "SELECT count(*) FROM calls")[1]
-    attempts = inspect.sql(reader, "SELECT run, attempt FROM runs ORDER BY started")[1]
+    attempts = inspect.sql(reader, "SELECT run, attempt FROM attempts ORDER BY started")[1]
     assert (calls, attempts) == ([(4,)], [("r1", 1), ("r1", 2), ("r2", 2), ("r2", 3)])
 
 

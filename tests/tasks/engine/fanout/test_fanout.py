@@ -79,7 +79,7 @@ def test_fan_outs_run_in_order_skip_bad_items_and_their_events_reach_the_catalog
     (row,) = Catalog(store).query("SELECT sample.* FROM (SELECT * FROM samples) AS sample")
     assert (row["set"], row["index"]) == ("cut: skipped", 1)
     assert "piece-1: not a text" in str(row)
-    (run,) = Catalog(store).query("SELECT state, peak_bytes FROM runs")
+    (run,) = Catalog(store).query("SELECT state, peak_bytes FROM attempts")
     assert run["state"] == "done"
     assert run["peak_bytes"] > 10**7
     (log,) = (path.read_text() for path in (store.root / "logs").glob("pieces-*.txt"))
