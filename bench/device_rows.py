@@ -281,7 +281,8 @@ def train_row(shapes: Shapes, name: str, variant: tuple[str, str], variants: tup
     """Training steps of one form: time, tokens/s, memory, utilisation, and the loss of the first and last step."""
     import jax
 
-    from nautile.model.capacity.flops import peak_of, training_flops
+    from nautile.model.capacity.flops import training_flops
+    from nautile.model.capacity.topology import peak_of
     from nautile.model.nautile import parameter_counts
     from nautile.model.sharding import put_rows
 
@@ -494,8 +495,7 @@ def engine_row(shapes: Shapes, name: str, slots: int) -> Row:
     import threading
 
     from nautile.model.decoding.engine import Engine
-    from nautile.model.decoding.requests import Chunk, DecodeRequest, RequestFailed
-    from nautile.model.decoding.slot_programs import JaxSlots
+    from nautile.model.decoding.slots import Chunk, DecodeRequest, JaxSlots, RequestFailed
 
     config = model_config(shapes, name)
     programs = JaxSlots(policy_params(shapes, name, 1.0), config, (), config.vocabulary, slots, shapes.prompt)

@@ -22,9 +22,8 @@ from nautile.data.chat_template import ParsedReply, encode_prompt, parse_complet
 from nautile.data.sources.reasoning_gym import Problem
 from nautile.data.tokenizer import Tokenizer
 from nautile.model.compile_time import working_seconds
-from nautile.model.decoding.generate import Generator
+from nautile.model.decoding.generate import Generator, SharedGenerator
 from nautile.model.decoding.sampling import Sampling
-from nautile.model.decoding.shared import SharedGenerator
 from nautile.model.layers.common import Params
 
 

@@ -19,19 +19,20 @@ from jax import Array
 
 from nautile.common.errors import ConfigError
 from nautile.model.decoding.constrained import EVERY_TOKEN, MaskFailed, mask_words
-from nautile.model.decoding.requests import (
+from nautile.model.decoding.slots import (
     Chunk,
     DecodeRequest,
     EngineEvent,
     EngineStopped,
     FinishReason,
     Handle,
+    PrefillScores,
     PromptScores,
     QueueFull,
     RequestFailed,
+    SlotPrograms,
+    slot_settings,
 )
-from nautile.model.decoding.slot_programs import SlotPrograms
-from nautile.model.decoding.slots import PrefillScores, slot_settings
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from nautile.common.files import sha256_of
 from nautile.model.decoding.generate import Completion, Generator
 from nautile.model.decoding.sampling import Sampling
-from nautile.model.decoding.slot_programs import JaxSlots
+from nautile.model.decoding.slots import JaxSlots
 from nautile.model.layers.common import Params
 from nautile.model.weights.files import WEIGHTS, load_weights
 

@@ -15,12 +15,11 @@ from scipy.special import log_softmax
 
 from nautile.common.errors import ConfigError
 from nautile.model.decoding.generate import Sampled
-from nautile.model.decoding.requests import DecodeRequest
 from nautile.model.decoding.sampling import Sampling, likeliest, only_allowed
-from nautile.model.decoding.scoring import refuse_unscorable
-from nautile.model.decoding.shared_prefix import Group
+from nautile.model.decoding.scoring import Group, Pooling, refuse_unreadable, refuse_unscorable
 from nautile.model.decoding.slots import (
     MAX_PROMPT_ALTERNATIVES,
+    DecodeRequest,
     PrefilledPrompts,
     PrefillScores,
     SlotOutput,
@@ -32,7 +31,6 @@ from nautile.model.decoding.slots import (
 )
 from nautile.model.exports.onnx.folder import check_digests
 from nautile.model.exports.onnx.signature import HIDDEN, PAST, sca_shapes
-from nautile.model.features import Pooling, refuse_unreadable
 from nautile.model.runtimes.onnx_sessions import load_sessions
 from nautile.model.weights.files import CONFIG, read_config
 
@@ -83,7 +81,7 @@ class OnnxRuntime:
         return state.pop("logits"), state
 
     def pooled_states(self, texts: Sequence[Sequence[int]], pooling: Pooling) -> np.ndarray:
-        """As `model.features.pooled_states`: features for a head, float32 [texts, D].
+        """As `model.decoding.scoring.pooled_states`: features for a head, float32 [texts, D].
 
         One text at a time, because the matrix products of its tokens already keep the cores busy. Raises ConfigError
         for a text that is empty or over the context, and if the graphs have no output of hidden states.
@@ -101,7 +99,7 @@ class OnnxRuntime:
 
 
 class OnnxSlots:
-    """`model.decoding.slot_programs.SlotPrograms` with the two graphs.
+    """`model.decoding.slots.SlotPrograms` with the two graphs.
 
     Only the slots up to the last one in use are computed. No state is copied between steps: keys and values are written
     in place, and the sums alternate between two sets of arrays (double buffering).
@@ -251,7 +249,7 @@ def _concrete_shape(shape: Sequence[int | str], **sizes: int) -> list[int]:
 
 
 class OnnxScorer:
-    """`model.decoding.shared_prefix.SharedPrefixScorer` for onnxruntime, `rows` continuations at a time.
+    """`model.decoding.scoring.SharedPrefixScorer` for onnxruntime, `rows` continuations at a time.
 
     Each context is read once and its state copied to its continuations, which are run token by token.
     """

@@ -6,7 +6,7 @@ from typing import Protocol
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.model.decoding.generate import Sampled
 from nautile.model.decoding.sampling import Sampling
-from nautile.model.decoding.slot_programs import SlotPrograms
+from nautile.model.decoding.slots import SlotPrograms
 
 
 class ReplySampler(Protocol):

@@ -28,7 +28,8 @@ from nautile.configs.training import PretrainConfig
 from nautile.data.tokenizer import tokenizer_for
 from nautile.data.tokens.loader import Batch, Loader
 from nautile.data.tokens.source_reading import READING, reading_line
-from nautile.model.capacity.flops import peak_of, training_flops
+from nautile.model.capacity.flops import training_flops
+from nautile.model.capacity.topology import peak_of
 from nautile.model.nautile import parameter_counts
 from nautile.model.sharding import make_mesh, put_rows, whole_on_hosts
 from nautile.model.training.divergence import DivergenceMonitor, DivergenceState, Rollback

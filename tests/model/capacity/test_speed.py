@@ -5,9 +5,8 @@ import pytest
 from nautile.common.errors import ConfigError
 from nautile.configs.load import load
 from nautile.model.capacity import speed
-from nautile.model.capacity.block import Setting
-from nautile.model.capacity.compiled import ProgramCost
 from nautile.model.capacity.flops import training_flops
+from nautile.model.capacity.speed import ProgramCost, Setting
 from nautile.model.capacity.topology import CHIPS, parse_topology
 
 CONFIG = load("nautile_370m")
