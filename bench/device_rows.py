@@ -357,7 +357,7 @@ def sampled_groups(shapes: Shapes, name: str, mixing: str, spread: float) -> tup
     """Groups of completions with rewards 1 and 0 in turn, and the sampler's tokens/s, without compilation."""
     from nautile.data.chat_template import ParsedReply
     from nautile.data.sources.reasoning_gym import Problem
-    from nautile.model.compile_time import working_seconds
+    from nautile.model.program_thread import working_seconds
     from nautile.rl.rewards import advantages
     from nautile.rl.rollouts import Group, Rollout
 

@@ -13,7 +13,6 @@ from nautile.configs.model import ModelConfig
 from nautile.configs.training import PretrainConfig
 from nautile.model.capacity.topology import GPUS, Topology
 from nautile.model.loss import LOSS_CHUNK
-from nautile.model.training.micro_batches import check_rows, rows_at_once
 
 # FLOPs per element of the memory [K, H, M] and token: phase and encoding 6, both sums 4, normalisation 2, readout 8.
 _MIXING = 20
@@ -138,8 +137,7 @@ def estimate_training(
     assert chip is not None, "this machine's own devices are compiled for"
     if chips % config.fsdp:
         raise ConfigError(f"pretrain.fsdp {config.fsdp} does not divide the {chips} devices of {topology.name}")
-    check_rows(config, chips)
-    rows = rows_at_once(config, chips) // chips
+    rows = config.rows_at_once(chips) // chips
     counts = parameters_by_formula(model)
     table = model.padded_vocabulary * model.width
     stored, matrices = sum(counts.values()) - counts["embedding"] + table, counts["matrices"]

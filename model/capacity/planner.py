@@ -20,7 +20,6 @@ from nautile.model.capacity.flops import training_flops
 from nautile.model.capacity.topology import GIB, Topology, devices
 from nautile.model.nautile import parameter_counts
 from nautile.model.sharding import make_mesh
-from nautile.model.training.micro_batches import check_rows, rows_at_once
 from nautile.model.training.step import Program
 
 Notify = Callable[[str], None]
@@ -64,14 +63,13 @@ def plan_training(
     """
     mesh = make_mesh(config.fsdp, devices(topology))
     limit = topology.chip.memory if topology.chip else None
-    micro = rows_at_once(config, mesh.size)
-    check_rows(config, mesh.size)
+    micro = config.rows_at_once(mesh.size)
     tokens = sum(phase.tokens for phase in config.phases)
     steps = sum(math.ceil(phase.tokens / (config.batch_rows * length)) for phase in config.phases)
 
     def compile_rows(rows: int) -> CompiledStep:
         notify(f"compiling for {topology.name}, {rows // mesh.size} rows a chip at once")
-        sizes = {"micro_rows": rows, "batch_rows": max(rows, config.batch_rows)}
+        sizes = {"micro_rows": rows, "batch_rows": -(-config.batch_rows // rows) * rows}
         return compile_step(config.model_copy(update=sizes), model, mesh, steps, length)
 
     configured = compile_rows(micro)
@@ -105,7 +103,7 @@ def compile_step(config: PretrainConfig, model: ModelConfig, mesh: Mesh, steps: 
     """Compile the training step for the devices of `mesh`, without running it, and read its memory use."""
     sources = len({name for phase in config.phases for name in phase.mixture})
     program = Program(config, model, mesh, steps, sources, length, seed=0)
-    rows = rows_at_once(config, mesh.size)
+    rows = config.rows_at_once(mesh.size)
     started = time.perf_counter()
     try:
         executable = program.step.lower(program.state_shapes(), program.batch_shapes()).compile()

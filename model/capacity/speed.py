@@ -40,7 +40,6 @@ from nautile.model.layers.common import compute_dtype
 from nautile.model.layers.mixing.kernels import gpu, tpu
 from nautile.model.loss import LOSS_CHUNK, weighted_loss
 from nautile.model.nautile import parameter_counts, run_blocks, shapes
-from nautile.model.training.micro_batches import check_rows, rows_at_once
 
 _BUILD = 2  # version of the cache: increase it when the programs below change
 _MODEL = Path(__file__).parents[1]
@@ -373,8 +372,7 @@ def compare(
     """
     if topology.chip is None:
         raise ConfigError(f"topology {topology.name!r}: settings are compared for chips by name, as v4:2x4x4 or h100:8")
-    check_rows(config, topology.chips)
-    rows = rows_at_once(config, topology.chips) // topology.chips
+    rows = config.rows_at_once(topology.chips) // topology.chips
     head = compiled_head(model, rows, length, topology, folder, notify)
 
     def row_of(setting: Setting) -> dict[str, Any]:
@@ -513,7 +511,7 @@ def whole_step(
     """
     state = _UPDATE_BYTES * sum(parameter_counts(model).values()) / config.fsdp
     assert topology.chip is not None  # checked by `compare`
-    update = state / topology.chip.bandwidth * rows_at_once(config, topology.chips) / config.batch_rows
+    update = state / topology.chip.bandwidth * config.rows_at_once(topology.chips) / config.batch_rows
     parts = (times["forward"], times["backward"], times["head"])
     totals: list[float | None] = []
     for values in zip(*((part.bound, part.estimate) for part in parts), strict=True):

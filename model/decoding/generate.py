@@ -90,7 +90,7 @@ class Generator:
     def _on_lane(self, lane: int, program: Any) -> Any:
         """`_on_mesh`, started by the lane's own thread."""
         on_mesh = self._on_mesh(program)
-        return partial(self._threads[lane].start, on_mesh) if self._threads else on_mesh
+        return partial(self._threads[lane], on_mesh) if self._threads else on_mesh
 
     def __call__(
         self, params: Params, prompts: Sequence[Sequence[int]], seeds: Sequence[tuple[int, ...]]

@@ -20,7 +20,6 @@ from nautile.model.layers.common import Params
 from nautile.model.loss import LossSums, weighted_loss
 from nautile.model.nautile import initialise, shapes
 from nautile.model.sharding import ROWS, OnMesh, optimizer_shardings, parameter_shardings, replicated, row_sharding
-from nautile.model.training.micro_batches import rows_at_once
 from nautile.model.training.optimizer import applied, build, finite_update, schedule
 
 BATCH = ("tokens", "targets", "segments", "positions", "weights", "source", "bytes")
@@ -70,7 +69,7 @@ class Program:
         self, config: PretrainConfig, model: ModelConfig, mesh: Mesh, steps: int, sources: int, length: int, seed: int
     ) -> None:
         self.mesh, self.rows, self.length = mesh, config.batch_rows, length
-        self.micro_rows = rows_at_once(config, mesh.size)
+        self.micro_rows = config.rows_at_once(mesh.size)
         # `tx` is the usual optax name of an optimizer (gradient transformation).
         tx, rate = build(config.optimizer, steps), schedule(config.optimizer, steps)
         abstract = shapes(model)

@@ -19,8 +19,7 @@ from nautile.data.chat_template import encode_prompt
 from nautile.data.label_set import refuse_head
 from nautile.data.tokenizer import Tokenizer, tokenizer_for
 from nautile.model.exports.onnx.folder import PROMPT, STEP, WEIGHTS, export_onnx
-from nautile.model.weights.digests import read_digests, write_digests
-from nautile.model.weights.files import CONFIG, read_config, refuse_occupied
+from nautile.model.weights.files import CONFIG, read_config, read_digests, refuse_occupied, write_digests
 
 PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
 INTEGRITY = "q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="  # sha512

@@ -7,11 +7,9 @@ import onnx
 import onnxruntime
 import pytest
 
-from nautile.model.exports.onnx.graph import WeightFile
-from nautile.model.exports.onnx.graphs import prompt_graph, step_graph
-from nautile.model.exports.onnx.quantise import dequantise, quantise
+from nautile.model.exports.onnx.graph import WeightFile, dequantise, quantise
+from nautile.model.exports.onnx.graphs import BLOCKS, FINE_BLOCK, prompt_graph, step_graph, write_weights
 from nautile.model.exports.onnx.signature import state_shapes
-from nautile.model.exports.onnx.weights import BLOCKS, FINE_BLOCK, write_weights
 from nautile.model.loss import masked_logits
 from nautile.model.nautile import forward, initialise
 from tests.model.conftest import tiny_config
