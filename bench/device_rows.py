@@ -117,7 +117,7 @@ def layer_inputs(shapes: Shapes, dtype: str) -> tuple[Any, Any, Any]:
     import jax.numpy as jnp
     import numpy as np
 
-    from nautile.model.layers.mixing.parts import Operands
+    from nautile.model.layers.mixing.chunked import Operands
 
     batch, length, heads, head_dim, samples = shapes.layer
     rng = np.random.default_rng(0)
@@ -158,8 +158,8 @@ def layer_truth(shapes: Shapes, dtype: str) -> Any:
     import jax
     import numpy as np
 
+    from nautile.model.layers.mixing.chunked import timeline
     from nautile.model.layers.mixing.operator import empty_state, reference
-    from nautile.model.layers.mixing.parts import timeline
 
     operands, segments, cotangents = layer_inputs(shapes, dtype)
     _, _, heads, head_dim, samples = shapes.layer

@@ -1,10 +1,12 @@
-"""Floating-point operations by formula: of a training step, and of the mixing kernels.
+"""Arithmetic without a compiler: operations of a training step and of the mixing kernels, and memory, time and cost.
 
 XLA counts the body of a scan once, and a custom call (a kernel) not at all. A multiply-add counts as 2 and the backward
 pass as twice the forward pass; recomputation by rematerialisation is not counted. These are the operations that the
-model needs, so the utilisations of different settings are comparable.
+model needs, so the utilisations of different settings are comparable. `model.capacity.compiled` has the compiler's
+figures of the memory, which replace these where the compiler is installed.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -13,6 +15,7 @@ from nautile.configs.model import ModelConfig
 from nautile.configs.training import PretrainConfig
 from nautile.model.capacity.topology import GPUS, Topology
 from nautile.model.loss import LOSS_CHUNK
+from nautile.model.weights.author_layout import author_shapes
 
 # FLOPs per element of the memory [K, H, M] and token: phase and encoding 6, both sums 4, normalisation 2, readout 8.
 _MIXING = 20
@@ -22,7 +25,7 @@ def forward_flops(config: ModelConfig, length: int) -> dict[str, float]:
     """FLOPs per token of the forward pass, by part of the model, in a row with one document of `length` tokens."""
     width, heads, head_dim = config.width, config.memory_heads, config.head_dim
     memory = heads * head_dim * config.spectral_samples
-    projected = heads * (head_dim + 1) + 2 * config.query_heads * head_dim * config.spectral_samples
+    projected = config.projection_width
     gated = 2 * head_dim * heads
     expanded = config.readout_expand * head_dim * heads
     readout = heads * 2 * head_dim * 2 * config.readout_expand * head_dim
@@ -148,7 +151,6 @@ def estimate_training(
     gradients = 4 * sums * stored // config.fsdp + (4 + _width(model)) * table
     activations = rows * length * _activation_bytes(model, length, chip.name in GPUS)
     memory = state + gradients + activations
-    # Time and cost.
     tokens, flops = sum(phase.tokens for phase in config.phases), training_flops(model, length)
     hours = tokens * flops / (mfu * chip.peak) / 3600 if chip.peak else None
     prices = chip.hourly if dollars_per_chip_hour is None else (dollars_per_chip_hour, dollars_per_chip_hour)
@@ -175,25 +177,12 @@ def estimate_training(
 
 def parameters_by_formula(model: ModelConfig) -> dict[str, int]:
     """Learned parameters: the embedding, the matrices of all layers, and their other parameters."""
-    width, heads, head_dim = model.width, model.memory_heads, model.head_dim
-    expanded = model.readout_expand * head_dim
-    grid = heads * head_dim * model.spectral_samples
-    weights = grid * model.query_heads // heads if model.integration == "free" else grid
-    kv_width = model.kv_heads * model.attention_head_dim
-    matrices = {
-        "S": width * (_projected(model) + 2 * head_dim * heads + expanded * heads) + heads * 4 * head_dim * expanded,
-        "A": width * (2 * width + 2 * kv_width + 3 * model.feed_forward),
-    }
-    others = {
-        "S": width + model.convolution * _projected(model) + grid + weights + 4 * heads + 2 * head_dim * heads,
-        "A": 3 * width + 2 * model.feed_forward,
-    }
-    layers = {letter: model.blocks * model.pattern.count(letter) for letter in "SA"}
-    return {
-        "embedding": model.vocabulary * width,
-        "matrices": sum(layers[letter] * matrices[letter] for letter in "SA"),
-        "others": sum(layers[letter] * others[letter] for letter in "SA"),
-    }
+    counts = {"embedding": model.vocabulary * model.width, "matrices": 0, "others": 0}
+    for name, shape in author_shapes(model):
+        if name != "embedding.weight":  # it has a row for padding
+            is_matrix = len(shape) > 1 and name.endswith((".weight", ".W_readout"))
+            counts["matrices" if is_matrix else "others"] += math.prod(shape)
+    return counts
 
 
 def _activation_bytes(model: ModelConfig, length: int, gpu: bool) -> int:
@@ -203,11 +192,11 @@ def _activation_bytes(model: ModelConfig, length: int, gpu: bool) -> int:
     kv_width = model.kv_heads * model.attention_head_dim
     # Values of a layer: its input and the results of its operations.
     values = {
-        "S": 3 * width + 3 * _projected(model) + 2 * inner * model.spectral_samples + 6 * inner + 3 * expanded,
+        "S": 3 * width + 3 * model.projection_width + 2 * inner * model.spectral_samples + 6 * inner + 3 * expanded,
         "A": 6 * width + 4 * kv_width + model.attention_heads * length // 2 + 4 * model.feed_forward,
     }
     products = {
-        "S": _projected(model) + 2 * inner + width,
+        "S": model.projection_width + 2 * inner + width,
         "A": 3 * width + 2 * kv_width + 2 * model.feed_forward,
     }
     layers = {letter: model.blocks * model.pattern.count(letter) for letter in "SA"}
@@ -221,12 +210,6 @@ def _activation_bytes(model: ModelConfig, length: int, gpu: bool) -> int:
     # The logits are gone before the backward pass of the layers.
     logits = min(LOSS_CHUNK, length) * model.padded_vocabulary * (4 + _width(model)) // length
     return _width(model) * kept + round(max((_GPU_BYTES if gpu else _TPU_BYTES) * largest, logits))
-
-
-def _projected(model: ModelConfig) -> int:
-    """Columns of the input projection of an SCA layer."""
-    queries = model.query_heads * model.head_dim * model.spectral_samples
-    return model.memory_heads * (model.head_dim + 1) + 2 * queries
 
 
 def _width(model: ModelConfig) -> int:

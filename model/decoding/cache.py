@@ -22,9 +22,9 @@ from jax import Array
 from nautile.common.errors import ConfigError
 from nautile.configs.model import ModelConfig
 from nautile.model.layers.attention import attention, feed_forward, project
-from nautile.model.layers.common import Params, Transposed, compute_dtype, linear
+from nautile.model.layers.common import MASKED, Params, Transposed, compute_dtype, linear
 from nautile.model.layers.mixing.operator import empty_state
-from nautile.model.layers.sca import SCAState, Spectrum, projection_width, sca, sca_step, spectrum
+from nautile.model.layers.sca import SCAState, Spectrum, sca, sca_step, spectrum
 from nautile.model.nautile import embed, shapes
 
 
@@ -38,7 +38,6 @@ def length_buckets(longest: int, shortest: int = 64) -> list[int]:
     return [*lengths, longest]
 
 
-_MASKED = -1e30
 # Cast to the compute type once per generation; the other parameters of a layer stay float32.
 _MATRICES = {
     "embedding", "in_proj", "conv", "gate_proj", "readout", "out_proj", "q_proj", "k_proj", "v_proj", "ff_in", "ff_out",
@@ -82,7 +81,7 @@ class DecodeWeights(NamedTuple):
 def empty_block(config: ModelConfig, count: int, columns: int) -> BlockCache:
     """The cache of a block for `count` rows without a token, with `columns` columns."""
     dtype = compute_dtype(config)
-    history_BTC = jnp.zeros((count, config.convolution - 1, projection_width(config)), dtype)
+    history_BTC = jnp.zeros((count, config.convolution - 1, config.projection_width), dtype)
     state = SCAState(empty_state(count, config.memory_heads, config.head_dim, config.spectral_samples), history_BTC)
     heads, head_dim = config.kv_heads, config.attention_head_dim
     keys_BGHS = jnp.zeros((count, heads, head_dim, columns), dtype)
@@ -170,7 +169,6 @@ def prefill(
 
 def decode_step(weights: DecodeWeights, config: ModelConfig, tokens_B: Array, cache: Cache) -> tuple[Array, Cache]:
     """Run one token of every row: its hidden state [B, D], and the next cache. No row may outgrow the ring."""
-    # The column to write: the oldest, once the ring is full.
     column = cache.filled % cache.columns
     # The column number stored at each index of the ring; negative where nothing was written yet.
     number_S = cache.filled - (cache.filled - jnp.arange(cache.columns)) % cache.columns
@@ -297,7 +295,7 @@ def _attention_step(
         cached = write(cached, k_BGH, v_BGH)
     q_BGRH = q_BNH.reshape(batch, groups, -1, head_dim)
     scores = jnp.einsum("bgrh,bghs->bgrs", q_BGRH, cached.keys_BGHS, preferred_element_type=jnp.float32)
-    scores = jnp.where(visible_BS[:, None, None], scores * head_dim**-0.5, _MASKED)
+    scores = jnp.where(visible_BS[:, None, None], scores * head_dim**-0.5, MASKED)
     probabilities = jax.nn.softmax(scores, axis=-1).astype(x_BD.dtype)
     mixed_BD = jnp.einsum("bgrs,bgsh->bgrh", probabilities, cached.values_BGSH).reshape(x_BD.shape)
     return feed_forward(layer, config, x_BD + linear(mixed_BD, layer["out_proj"])), cached

@@ -57,6 +57,15 @@ class Completion(Sampled):
     forced: int | None = None
 
 
+def refuse_over_context(config: ModelConfig, sampling: Sampling, prompt_length: int) -> None:
+    """Raise ConfigError if `prompt_length` plus `max_tokens` is over the model's context."""
+    if (total := prompt_length + sampling.max_tokens) > config.context:
+        raise ConfigError(
+            f"generate: prompt_length {prompt_length} + max_tokens {sampling.max_tokens} = {total} is over the model's "
+            f"context of {config.context} tokens"
+        )
+
+
 class Generator:
     """Samples completions, at most `rows` at a time, for prompts of up to `prompt_length` tokens.
 
@@ -69,16 +78,11 @@ class Generator:
     ) -> None:
         if rows < 1 or prompt_length < 1:
             raise ConfigError(f"generate: rows {rows} and prompt_length {prompt_length} must be 1 or more")
-        if prompt_length + sampling.max_tokens > config.context:
-            raise ConfigError(
-                f"generate: prompt_length {prompt_length} + max_tokens {sampling.max_tokens} = "
-                f"{prompt_length + sampling.max_tokens} is over the model's context of {config.context} tokens"
-            )
+        refuse_over_context(config, sampling, prompt_length)
         self.config, self.sampling, self.rows, self.prompt_length = config, sampling, rows, prompt_length
         self._mesh = mesh
         self._divisor = 1 if mesh is None else mesh.size
         platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-        # On CPU one lane for each program thread.
         self._threads = program_threads(mesh, platform)[:rows]
         self.lanes = len(self._threads) or 1
         self._size = min(CPU_SLOTS, -(-rows // self.lanes)) if self._threads else rows

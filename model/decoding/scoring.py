@@ -2,10 +2,9 @@
 
 `continuation_logprobs` runs each text whole; `SharedPrefixScorer` computes common prefixes once. Its texts form a radix
 tree, whose nodes are run from the root down, in batches of nodes at one depth. Each row continues the state of its
-parent. An SCA layer's state has a fixed size and is copied to the children; keys and values
-stay in the batch that computed them, and a program collects those of a row's ancestors for one block at a time. The
-first tokens of all continuations of a context are scored from its last hidden state; only later tokens are run for
-each.
+parent. An SCA layer's state has a fixed size and is copied to the children; keys and values stay in the batch that
+computed them, and a program collects those of a row's ancestors for one block at a time. The first tokens of all
+continuations of a context are scored from its last hidden state; only later tokens are run for each.
 
 The tree is traversed depth first, batch by batch, so at each depth the states of at most `rows` nodes are in memory. A
 run is padded on the right to its length bucket, and a batch to one row or `rows`; each combination compiles once per
@@ -112,9 +111,8 @@ class PrefixNode:
 def prefix_tree(sequences: Sequence[Sequence[int]]) -> list[PrefixNode]:
     """Build the radix tree of token sequences and return the children of its root.
 
-    A common run of only a few tokens becomes no node: the sequences that share it repeat it.
-
-    Every sequence is a member of one node, whose path spells it; equal sequences are members of the same node.
+    A common run of only a few tokens becomes no node: the sequences that share it repeat it. Every sequence is a member
+    of one node, whose path spells it; equal sequences are members of the same node.
     """
     places: dict[tuple[int, ...], list[int]] = {}
     for index, sequence in enumerate(sequences):

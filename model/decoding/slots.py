@@ -311,7 +311,6 @@ def advance(
         if allowed_BW is not None:
             logits_BV = only_allowed(logits_BV, allowed_BW)
         tokens, after = draw_tokens(slots, logits_BV, config, stops, think_end)
-        # Run the token through the model: its hidden state predicts the next one.
         hidden_BD, blocks = decode_ragged(weights, config, tokens.ids_B, slots.blocks, slots.positions_B)
         after = after._replace(blocks=blocks, hidden_BD=hidden_BD)
         output = SlotOutput(

@@ -19,7 +19,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.processes import bounded_memory
 from nautile.common.text import first_line
 from nautile.configs.model import ModelConfig
-from nautile.model.decoding.generate import Sampled
+from nautile.model.decoding.generate import Sampled, refuse_over_context
 from nautile.model.decoding.sampling import Sampling, likeliest, only_allowed
 from nautile.model.decoding.scoring import Group, Pooling, refuse_unreadable, refuse_unscorable
 from nautile.model.decoding.slots import (
@@ -77,11 +77,7 @@ class OnnxRuntime:
         self.prompt, self.step = load_sessions(folder, self.config, threads)
 
     def sampler(self, sampling: Sampling, rows: int, prompt_length: int) -> "OnnxSampler":
-        if prompt_length + sampling.max_tokens > self.config.context:
-            raise ConfigError(
-                f"generate: prompt_length {prompt_length} + max_tokens {sampling.max_tokens} = "
-                f"{prompt_length + sampling.max_tokens} is over the model's context of {self.config.context} tokens"
-            )
+        refuse_over_context(self.config, sampling, prompt_length)
         return OnnxSampler(self, sampling, rows, prompt_length)
 
     def slots(self, stops: tuple[int, ...], think_end: int, count: int, longest: int | None = None) -> "OnnxSlots":
@@ -129,7 +125,6 @@ class OnnxSlots:
     def start(self) -> None:
         self._slots = slots_without_caches(self.config, self.count)
         self._logits_BV = np.zeros((self.count, self.config.vocabulary), np.float32)
-        # Names and shapes of the past state, as the step graph declares them.
         shapes = {
             part.name.removeprefix(PAST): part.shape
             for part in self._runtime.step.get_inputs()
@@ -172,7 +167,6 @@ class OnnxSlots:
         bind(binding.bind_input, "tokens", self._tokens_B1)
         bind(binding.bind_input, "positions", self._positions_B)
         bind(binding.bind_output, "logits", self._logits_BV, (self._rows, 1, self.config.vocabulary))
-        # The sums are read from one set of arrays and written to the other; keys and values are updated in place.
         for name in past:
             bind(binding.bind_input, PAST + name, past[name])
             bind(binding.bind_output, name, after[name])
@@ -227,7 +221,6 @@ class OnnxSlots:
             sampled, slots = self._draw(slots, logits_BV, self.config, self.stops, self._think_end)
             steps.append(tuple(map(np.asarray, sampled)))
             counts += active_B
-            # Run the tokens through the model, unless all samples have ended.
             if np.asarray(slots.active_B).any():
                 self.run(steps[-1][0], positions_B, int(active_B.nonzero()[0][-1]) + 1)
         self._slots = slots

@@ -27,7 +27,7 @@ from nautile.common.events import Emit, flush, silent
 from nautile.common.files import RemoteFiles, sha256_of
 from nautile.configs.base import TrainOn
 from nautile.configs.keys import key_fields
-from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.configs.model import ModelConfig, TokenizerConfig, refuse_other_shape
 from nautile.configs.training import PretrainConfig
 from nautile.data.tokenizer import Tokenizer, tokenizer_for
 from nautile.data.tokens.loader import Batch, Loader
@@ -43,7 +43,6 @@ from nautile.model.sharding import make_mesh, put_rows, whole_on_hosts
 from nautile.model.training.checkpoint import open_checkpoints
 from nautile.model.training.step import BATCH, Program, StepMetrics, TrainState
 from nautile.model.weights.files import WEIGHTS, load_weights, save_weights
-from nautile.model.weights.start import refuse_other_shape
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +201,6 @@ class _Run:
             state = self.program.fresh()
             if self.start is None:
                 return state, 0
-            # The initial weights of another checkpoint, sharded as the fresh parameters are.
             # Only the weights: moments, schedule and step are those of a new run.
             params, _, _ = load_weights(self.start.folder)
 
@@ -263,7 +261,6 @@ class _Run:
             assert batch is not None  # loaded before each of the steps
             state, metrics = step_program(state, put_rows({name: batch[name] for name in BATCH}, self.mesh))
             started = step, metrics, batch
-            # While the device computes: load the next batch, and record the previous step.
             if step + 1 < self.steps:
                 batch = self.loader.batch(step + 1)
             self._record(unrecorded)
@@ -309,7 +306,6 @@ class _Run:
             return
         step, metrics, batch = unrecorded
         loss = self.metrics.record(step, metrics)
-        # A new phase has other data, so its losses are not comparable with the earlier ones.
         if step and self.loader.phase(step) != self.loader.phase(step - 1):
             self.divergence.new_phase()
         if not self.divergence.observe(step, loss):
@@ -563,7 +559,6 @@ class TrainMetrics:
             self.totals.skipped += 1
         if (step + 1) % self._log_every == 0 or step + 1 == self._steps:
             self._report(step + 1, metrics, finite)
-        # The progress line: mean loss since the last log line, and the median speed of the last 20 steps.
         mean = _means(self.totals.window or self.totals.latest)[0]
         # A median, which a single slow step does not move.
         rate = self._tokens / statistics.median(self.durations[-20:])

@@ -86,7 +86,6 @@ class Program:
             return weighted_loss(params, model, batch, z_loss=config.z_loss)
 
         def step(state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, StepMetrics]:
-            # Sums over the batch, divided once by the total weight.
             gradient, sums = _accumulate(losses, state.params, batch, self.micro_rows, sources, params, mesh)
             loss, source_loss_S, source_weight_S = sums
             # A batch without weighted targets has a gradient of zero, not of NaN.
@@ -150,7 +149,6 @@ def _accumulate(
             sums = losses(masters, micro)
             return sums.loss, sums
 
-        # Differentiate the summed loss of this micro-batch, and sum the cross-entropy of its rows by source.
         (loss, sums), gradient = jax.value_and_grad(scalar, has_aux=True)(params)
         rows = jnp.stack([sums.row_loss_B, sums.row_weight_B], axis=1)
         by_source = jax.ops.segment_sum(rows, micro["source"], sources)

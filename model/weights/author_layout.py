@@ -21,7 +21,6 @@ from nautile.common.files import read_bounded_json
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.data.tokenizer import tokenizer_for
 from nautile.model.layers.common import Params
-from nautile.model.layers.sca import projection_width
 from nautile.model.weights.files import LARGEST
 
 # The author's tensor names by our parameter names, for parameters that differ at most by a transpose.
@@ -54,7 +53,7 @@ def author_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The author's tensor names and shapes. The embedding has a row for padding and one for each id."""
     width, hidden = model.width, model.feed_forward
     heads, head_dim = model.memory_heads, model.head_dim
-    inner, gated, expanded = projection_width(model), 2 * heads * head_dim, model.readout_expand * head_dim
+    inner, gated, expanded = model.projection_width, 2 * heads * head_dim, model.readout_expand * head_dim
     kv_width = model.kv_heads * model.attention_head_dim
     sca = {
         "norm.scale": (width,),
@@ -185,8 +184,7 @@ FIELD_NAMES = {
     "num_kv_heads": "kv_heads",
     "qk_norm": "qk_norm",
 }
-# Fields that only exports have, under the same names.
-EXTRA_FIELDS = (
+EXTRA_FIELDS = (  # that only exports have, under the same names
     "pattern",
     "decay",
     "grid",

@@ -46,18 +46,6 @@ def quantise(weight_NI: np.ndarray, bits: int, block: int) -> Quantised:
     return Quantised(np.concatenate(levels), np.concatenate(scales), None if bits == 8 else np.concatenate(zero_points))
 
 
-def dequantise(matrix: Quantised, inputs: int) -> np.ndarray:
-    """The float32 matrix [N, inputs] that a quantised matrix stands for."""
-    levels_NbC, scales_Nb, zero_points = matrix
-    rows, blocks = scales_Nb.shape
-    zero_Nb1 = np.full((rows, blocks, 1), 128.0, np.float32)
-    if zero_points is not None:
-        levels_NbC = _unpack(levels_NbC)
-        zero_Nb1 = _unpack(zero_points)[:, :blocks, None].astype(np.float32)
-    weights_NbC = (levels_NbC.astype(np.float32) - zero_Nb1) * scales_Nb[..., None]
-    return weights_NbC.reshape(rows, -1)[:, :inputs]
-
-
 def _eight_bits(blocks_NbC: np.ndarray) -> Quantised:
     """Symmetric quantisation: the largest magnitude of a block becomes level 128 ± 127."""
     scales_Nb1 = np.abs(blocks_NbC).max(-1, keepdims=True) / np.float32(127)
@@ -94,10 +82,6 @@ def _pack(levels: np.ndarray) -> np.ndarray:
     """Pack pairs of 4-bit numbers along the last axis into bytes."""
     pairs = levels.reshape(*levels.shape[:-1], -1, 2)
     return pairs[..., 0] | (pairs[..., 1] << 4)
-
-
-def _unpack(packed: np.ndarray) -> np.ndarray:
-    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
 
 
 PAGE = 4096  # arrays start at a page, so that a runtime can map them into memory

@@ -31,10 +31,9 @@ from nautile.model.exports.onnx.signature import (
     state_shapes,
     token_shapes,
 )
-from nautile.model.layers.common import Params
-from nautile.model.layers.mixing.parts import TINY
-from nautile.model.layers.sca import WINDOW_CEILING, WINDOW_FLOOR, projection_width, spectrum
-from nautile.model.loss import MASKED
+from nautile.model.layers.common import MASKED, Params
+from nautile.model.layers.mixing.chunked import TINY
+from nautile.model.layers.sca import WINDOW_CEILING, WINDOW_FLOOR, spectrum
 
 # The table (embedding and head) and the readouts lose most accuracy at 4 bits, so they keep 8.
 TABLE_BITS = READOUT_BITS = 8
@@ -299,7 +298,6 @@ class Layers:
         for tap in range(reach):
             product = graph.op("Mul", graph.cut(padded, tap, tap - reach, 1), graph.weight(f"{name}.conv.{tap}"))
             summed = graph.op("Add", summed, product)
-        # The state's part: the last inputs of each row.
         recent = graph.op("GatherND", padded, chunks.recent, batch_dims=1) if reach else ""
         history = graph.split(recent, [1] * reach, axis=1) if reach else ()
         keys, gates, queries = self._operands(graph.silu(summed), name, chunks.positions)
@@ -371,7 +369,7 @@ class Layers:
             return [StepPast(layer_sums, layer_z, "") for layer_sums, layer_z in zip(*parts, strict=True)]
         convolved = ""
         for tap, inputs in enumerate(history):
-            product = graph.op("Mul", inputs, stacked(f"conv.{tap}", 1, projection_width(config)))
+            product = graph.op("Mul", inputs, stacked(f"conv.{tap}", 1, config.projection_width))
             convolved = graph.op("Add", convolved, product) if convolved else product
         parts.append(graph.split(graph.op("Unsqueeze", convolved, graph.indices(2)), [1] * count, axis=0))
         return [StepPast(*values) for values in zip(*parts, strict=True)]
@@ -425,7 +423,7 @@ class Layers:
         """Numbers of columns of the input projection: keys, scores, queries."""
         config = self.config
         fixed = config.memory_heads * config.head_dim
-        return [fixed, config.memory_heads, projection_width(config) - fixed - config.memory_heads]
+        return [fixed, config.memory_heads, config.projection_width - fixed - config.memory_heads]
 
     def _operands(self, branches: str, name: str, positions: str) -> tuple[str, str, str]:
         """Keys [B, L, K, H], gates [B, L, K] and queries [B, L, Q, 2, M, H], real and imaginary."""
@@ -546,7 +544,6 @@ def prompt_graph(weights: WeightFile, config: ModelConfig, accuracy: int, with_h
     last = graph.op("Sub", lengths, graph.indices(1))
     attended = (graph.op("Cast", last, to=onnx.TensorProto.INT32), graph.op("Cast", columns, to=onnx.TensorProto.INT32))
     chunks = _chunk_values(graph, config, columns, lengths)
-    # The layers, then the logits of the given columns, then the states of all SCA layers as one array each.
     stream = Stream(layers.embed(tokens))
     states: list[SCAValues] = []
     for index, (letter, name) in enumerate(_layers(config)):
@@ -614,7 +611,6 @@ def _chunk_values(graph: Graph, config: ModelConfig, columns: str, lengths: str)
     # Row b's inputs t = 0 … T-2 before its end are at columns lengths[b] + t of the inputs padded by T-1 on the left.
     recent = graph.op("Add", graph.op("Unsqueeze", lengths, graph.indices(1)), graph.indices(*range(reach)))
     last_BL = graph.op("Equal", column_L, graph.op("Unsqueeze", graph.op("Sub", lengths, single), graph.indices(1)))
-    # Distances between chunks, for the decay of a chunk's sums in the later ones.
     chunk_N = graph.op("Range", zero, graph.op("Div", count, graph.constant(CHUNK, np.int64)), single)
     to_N1, from_1N = (graph.op("Unsqueeze", chunk_N, graph.indices(axis)) for axis in (1, 0))
     distance_NN = graph.op("Sub", graph.op("Sub", to_N1, single), from_1N)

@@ -21,7 +21,7 @@ from nautile.model.exports.tokenizer_files import PAD, TOKENIZER, TOKENIZER_CONF
 from nautile.model.weights.author_layout import author_fields, to_author
 from nautile.model.weights.files import CONFIG, refuse_occupied, write_digests
 
-CODE = ("cache_nautile.py", "configuration_nautile.py", "modeling_nautile.py")
+CODE = ("configuration_nautile.py", "modeling_nautile.py")
 TEMPERATURE = 0.7  # that of `nautile chat`
 
 # The chat and think template (data/chat_template.py). A marker spelled in a message is broken up into plain text. As in

@@ -45,7 +45,6 @@ def export_web(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
         for name in (PROMPT, STEP, WEIGHTS):
             shutil.move(exported / name, out / name)
         model, tokenizer_config = read_config(exported / CONFIG)
-    # Only the needed files of the package, by name.
     with tarfile.open(archive) as package:
         for name in RUNTIME:
             source = package.extractfile(f"package/dist/{name}")

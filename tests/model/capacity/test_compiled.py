@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from nautile.model.capacity.speed import program_cost
+from nautile.model.capacity.compiled import program_cost
 
 # As a TPU's compiler writes it: an operation of 1,000 cycles, a kernel, and a loop of 8 turns with 2 x 4² FLOPs and 30
 # cycles each, whose length is told by its condition alone.

@@ -25,7 +25,6 @@ from tests.model.conftest import tiny_config
 TOKENIZER = TokenizerConfig(ranks=256)
 CONFIG = tiny_config(vocabulary=TOKENIZER.vocabulary, pattern="SSA")
 NAMES = [
-    "cache_nautile.py",
     "config.json",
     "configuration_nautile.py",
     "digests.json",

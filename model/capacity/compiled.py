@@ -1,24 +1,28 @@
-"""Estimates of training speed for several model settings, from one compiled block each; nothing is measured.
+"""Capacity planning by compiling for chips that need not be present: memory of the training step, speed of settings.
 
-Each setting has two figures. The bound is a roofline: no program takes less time than its FLOPs at the chip's peak, or
-its bytes at the bandwidth of the chip's memory. The estimate is the compiler's: the cycles that it expects of each
-operation, at the chip's clock. Only the TPU compiler has one, and none for Pallas kernels, for which the least time of
-their work by formula is added. Neither includes communication between chips, or the host.
+`plan_training` compiles the real training step. Memory is the compiler's figure for one chip. Operations are counted by
+formula (XLA counts the body of a scan once), and time is estimated from them at an assumed utilisation.
 
-In the whole model the blocks are the body of a scan. One block alone, compiled for a chip that need not be present, is
-two programs, as in the scan: the forward pass, which writes the residuals that the backward pass needs besides its
-inputs, and the backward pass, which recomputes everything else. Results are cached on disk.
+`compare` estimates the speed of several model settings from one compiled block each; nothing is measured. Each setting
+has two figures. The bound is a roofline: no program takes less time than its FLOPs at the chip's peak, or its bytes at
+the bandwidth of the chip's memory. The estimate is the compiler's: the cycles that it expects of each operation, at the
+chip's clock. Only the TPU compiler has one, and none for Pallas kernels, for which the least time of their work by
+formula is added. Neither includes communication between chips, or the host.
 
-XLA's analysis counts the body of a loop once, whatever its length, and the operations of a custom call (a Pallas
+One block alone is two programs, as in the scan over the blocks: the forward pass, which writes the residuals that the
+backward pass needs besides its inputs, and the backward pass, which recomputes everything else. Results are cached on
+disk. XLA's analysis counts the body of a loop once, whatever its length, and the operations of a custom call (a Pallas
 kernel) not at all. Here each body is analysed separately and multiplied by its iterations, and kernels are counted.
 """
 
 import gzip
 import json
+import math
 import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +30,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Mesh, SingleDeviceSharding
 from jaxlib import _hlo, _jax  # type: ignore[attr-defined]  # jaxlib has no stubs of `_hlo`
 
 from nautile.common.errors import ConfigError
@@ -35,11 +39,175 @@ from nautile.configs.base import fingerprint
 from nautile.configs.model import ModelConfig
 from nautile.configs.training import PretrainConfig
 from nautile.model.capacity.flops import Direction, kernel_work, training_flops
-from nautile.model.capacity.topology import Chip, Topology, compiler_of, devices
+from nautile.model.capacity.topology import GIB, Chip, Topology, compiler_of, devices
 from nautile.model.layers.common import compute_dtype
 from nautile.model.layers.mixing.kernels import gpu, tpu
 from nautile.model.loss import LOSS_CHUNK, weighted_loss
 from nautile.model.nautile import parameter_counts, run_blocks, shapes
+from nautile.model.sharding import make_mesh
+from nautile.model.training.step import Program
+
+Notify = Callable[[str], None]
+MAX_DOUBLINGS = 6  # the largest micro-batch to try is 64 times the configured one
+_OVER = re.compile(r"Used ([\d.]+)([KMGT]) of")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """Bytes used by the training step on one chip, by kind, with micro-batches of `micro_rows` rows over all chips.
+
+    refused: the compiler refused the program for lack of memory; then only `peak` is known, if it was reported.
+    """
+
+    micro_rows: int
+    peak: int | None
+    arguments: int | None = None
+    temporaries: int | None = None
+    code: int | None = None
+    refused: bool = False
+    seconds: float = 0.0
+
+    def fits(self, limit: int | None) -> bool:
+        return not self.refused and (limit is None or (self.peak or 0) <= limit)
+
+
+def plan_training(
+    config: PretrainConfig,
+    model: ModelConfig,
+    length: int,
+    topology: Topology,
+    mfu: float,
+    largest: bool,
+    notify: Notify,
+) -> dict[str, Any]:
+    """Memory, operations and time of pretraining on a topology, as JSON data (`nautile plan`).
+
+    mfu: the utilisation to assume. largest: also search for the largest micro-batch that fits. notify: called with a
+    line before each compilation. Raises ConfigError for a mesh or batch that does not divide.
+    """
+    mesh = make_mesh(config.fsdp, devices(topology))
+    limit = topology.chip.memory if topology.chip else None
+    micro = config.rows_at_once(mesh.size)
+    tokens = sum(phase.tokens for phase in config.phases)
+    steps = sum(math.ceil(phase.tokens / (config.batch_rows * length)) for phase in config.phases)
+
+    def compile_rows(rows: int) -> CompiledStep:
+        notify(f"compiling for {topology.name}, {rows // mesh.size} rows a chip at once")
+        sizes = {"micro_rows": rows, "batch_rows": -(-config.batch_rows // rows) * rows}
+        return compile_step(config.model_copy(update=sizes), model, mesh, steps, length)
+
+    configured = compile_rows(micro)
+    largest_step = _largest(mesh.size, configured, compile_rows, limit) if largest and limit else None
+    flops = training_flops(model, length)
+    peak = topology.chip.peak if topology.chip else None
+    rate = mfu * peak * topology.chips / flops if peak else None
+    return {
+        "topology": topology.name,
+        "chips": topology.chips,
+        "hosts": topology.hosts,
+        "mesh": dict(mesh.shape),
+        "parameters": sum(parameter_counts(model).values()),
+        "batch_rows": config.batch_rows,
+        "row_length": length,
+        "steps": steps,
+        "tokens": tokens,
+        "memory_limit": limit,
+        "asked": _as_json(configured, mesh.size, limit),
+        "largest": None if largest_step is None else _as_json(largest_step, mesh.size, limit),
+        "flops_per_token": flops,
+        "mfu_assumed": mfu,
+        "tokens_per_second": rate,
+        "days": tokens / rate / 86_400 if rate else None,
+        "advice": _advice(configured, largest_step, mesh, limit),
+    }
+
+
+def compile_step(config: PretrainConfig, model: ModelConfig, mesh: Mesh, steps: int, length: int) -> CompiledStep:
+    """Compile the training step for the devices of `mesh`, without running it, and read its memory use."""
+    sources = len({name for phase in config.phases for name in phase.mixture})
+    program = Program(config, model, mesh, steps, sources, length, seed=0)
+    rows = config.rows_at_once(mesh.size)
+    started = time.perf_counter()
+    try:
+        executable = program.step.lower(program.state_shapes(), program.batch_shapes()).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        used = _OVER.search(str(error))
+        peak = int(float(used[1]) * _UNITS[used[2]]) if used else None
+        return CompiledStep(rows, peak, refused=True, seconds=time.perf_counter() - started)
+    memory = executable.memory_analysis()
+    # The state is donated: its output reuses the memory of its input.
+    fresh_output = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    peak = (
+        memory.argument_size_in_bytes + fresh_output + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+    )
+    return CompiledStep(
+        rows,
+        peak,
+        memory.argument_size_in_bytes,
+        memory.temp_size_in_bytes,
+        memory.generated_code_size_in_bytes,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _largest(
+    chips: int, configured: CompiledStep, attempt: Callable[[int], CompiledStep], limit: int
+) -> CompiledStep | None:
+    """The largest micro-batch that fits: the configured one times a power of two; None if not even one row per chip.
+
+    Memory is linear in the rows: two programs predict the largest number that fits, and a third verifies it.
+    """
+    if not configured.fits(limit):
+        rows = configured.micro_rows // 2
+        while rows and rows % chips == 0:
+            candidate = attempt(rows)
+            if candidate.fits(limit):
+                return candidate
+            rows //= 2
+        return None
+    best, rows = attempt(2 * configured.micro_rows), configured.micro_rows
+    if not best.fits(limit):
+        return configured
+    # Bytes per row, and the largest power of two that should fit.
+    # Measured between two programs, because a part of the memory does not grow with the rows.
+    slope = ((best.peak or 0) - (configured.peak or 0)) / rows
+    available = limit - (configured.peak or 0)
+    power = MAX_DOUBLINGS if slope <= 0 else min(MAX_DOUBLINGS, int(math.log2(max(2.0, 1 + available / slope / rows))))
+    for step in range(power, 1, -1):
+        candidate = attempt(rows << step)
+        if candidate.fits(limit):
+            return candidate
+    return best
+
+
+def _as_json(step: CompiledStep, chips: int, limit: int | None) -> dict[str, Any]:
+    return {
+        "micro_rows": step.micro_rows,
+        "rows_per_chip": step.micro_rows // chips,
+        "fits": step.fits(limit),
+        "peak": step.peak,
+        "arguments": step.arguments,
+        "temporaries": step.temporaries,
+        "code": step.code,
+        "compile_seconds": round(step.seconds, 1),
+    }
+
+
+def _advice(configured: CompiledStep, largest_step: CompiledStep | None, mesh: Mesh, limit: int | None) -> str:
+    """One sentence for the operator: which setting to change, or that it fits."""
+    if configured.fits(limit):
+        return "it fits"
+    needed = f"{configured.peak / GIB:.1f} GiB" if configured.peak else "more"
+    problem = f"it does not fit: {needed} a chip, of {(limit or 0) / GIB:.1f}"
+    if largest_step:
+        return f"{problem}; set pretrain.micro_rows = {largest_step.micro_rows}, the most that fit"
+    size = mesh.shape["fsdp"]
+    wider = f"raise pretrain.fsdp above {size}, " if size < mesh.size else ""
+    return f'{problem}, nor do fewer rows at once; {wider}set model.remat = "block", or take more chips'
+
 
 _BUILD = 2  # version of the cache: increase it when the programs below change
 _MODEL = Path(__file__).parents[1]
@@ -102,7 +270,7 @@ def compiled_head(
 
 def _identity(model: ModelConfig, rows: int, length: int, topology: Topology) -> dict[str, Any]:
     """The cache key: everything that determines a compilation."""
-    assert topology.chip is not None  # checked by `model.capacity.speed.compare`
+    assert topology.chip is not None  # checked by `compare`
     package, target = compiler_of(topology.chip)
     sources = [*sorted((_MODEL / "layers").rglob("*.py")), _MODEL / "nautile.py", _MODEL / "loss.py"]
     return {
@@ -453,7 +621,6 @@ def _setting_row(
         }
         for name, (cost, times) in work.items()
     }
-    # Tokens per second and utilisation of the whole topology, by each figure.
     rates = {}
     for name, seconds in zip(("bound", "estimate"), step, strict=True):
         rate = None if seconds is None else tokens * topology.chips / seconds
@@ -483,7 +650,6 @@ def add_kernels(
         kernel_bytes += count * work.bytes
         seconds += count * kernel_seconds(model, chunk, tokens, direction, chip)
     cost = cost._replace(flops=cost.flops + products + elementwise, bytes=cost.bytes + kernel_bytes)
-    # The roofline bound, and the compiler's cycles at the chip's clock.
     bound = max(cost.flops / chip.peak if chip.peak else 0.0, cost.bytes / chip.bandwidth)
     estimate = cost.cycles / chip.core.clock + seconds if cost.cycles is not None and chip.core else None
     return cost, Seconds(bound, estimate, seconds)
