@@ -117,7 +117,7 @@ def layer_inputs(shapes: Shapes, dtype: str) -> tuple[Any, Any, Any]:
     import jax.numpy as jnp
     import numpy as np
 
-    from nautile.model.layers.mixing.parts import Operands
+    from nautile.model.layers.mixing.chunked import Operands
 
     batch, length, heads, head_dim, samples = shapes.layer
     rng = np.random.default_rng(0)
@@ -158,8 +158,8 @@ def layer_truth(shapes: Shapes, dtype: str) -> Any:
     import jax
     import numpy as np
 
+    from nautile.model.layers.mixing.chunked import timeline
     from nautile.model.layers.mixing.operator import empty_state, reference
-    from nautile.model.layers.mixing.parts import timeline
 
     operands, segments, cotangents = layer_inputs(shapes, dtype)
     _, _, heads, head_dim, samples = shapes.layer
@@ -281,7 +281,8 @@ def train_row(shapes: Shapes, name: str, variant: tuple[str, str], variants: tup
     """Training steps of one form: time, tokens/s, memory, utilisation, and the loss of the first and last step."""
     import jax
 
-    from nautile.model.capacity.flops import peak_of, training_flops
+    from nautile.model.capacity.flops import training_flops
+    from nautile.model.capacity.topology import peak_of
     from nautile.model.nautile import parameter_counts
     from nautile.model.sharding import put_rows
 
@@ -356,7 +357,7 @@ def sampled_groups(shapes: Shapes, name: str, mixing: str, spread: float) -> tup
     """Groups of completions with rewards 1 and 0 in turn, and the sampler's tokens/s, without compilation."""
     from nautile.data.chat_template import ParsedReply
     from nautile.data.sources.reasoning_gym import Problem
-    from nautile.model.compile_time import working_seconds
+    from nautile.model.program_thread import working_seconds
     from nautile.rl.rewards import advantages
     from nautile.rl.rollouts import Group, Rollout
 
@@ -494,8 +495,7 @@ def engine_row(shapes: Shapes, name: str, slots: int) -> Row:
     import threading
 
     from nautile.model.decoding.engine import Engine
-    from nautile.model.decoding.requests import Chunk, DecodeRequest, RequestFailed
-    from nautile.model.decoding.slot_programs import JaxSlots
+    from nautile.model.decoding.slots import Chunk, DecodeRequest, JaxSlots, RequestFailed
 
     config = model_config(shapes, name)
     programs = JaxSlots(policy_params(shapes, name, 1.0), config, (), config.vocabulary, slots, shapes.prompt)

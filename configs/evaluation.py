@@ -49,7 +49,7 @@ class EvaluateConfig(Section):
     """Zero-shot evaluation with strict grading (paper §5).
 
     A checkpoint's answer has at most `max_tokens` tokens, fewer if the context is too short for them after the prompt
-    (`model.decoding.buckets`). A prompt of more than `prompt_length` tokens is skipped and counted.
+    (`model.decoding.cache`). A prompt of more than `prompt_length` tokens is skipped and counted.
     """
 
     benchmarks: tuple[BenchmarkChoice, ...]

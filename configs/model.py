@@ -1,9 +1,12 @@
 """Dimensions of model and tokenizer. Letters: D width, K memory heads, H head dimension, M spectral samples."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, PrivateAttr, field_validator, model_validator
 
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json
 from nautile.configs.base import Operational, Section
 
 CL100K_RANKS = 100_256
@@ -156,6 +159,11 @@ class ModelConfig(Section):
         return self.width * self.expand // (self.memory_heads * self.spectral_samples)
 
     @property
+    def projection_width(self) -> int:
+        """Columns of an SCA layer's input projection: keys, scores, real and imaginary queries; 5,136 in the paper."""
+        return self.memory_heads * (self.head_dim + 1) + 2 * self.query_heads * self.head_dim * self.spectral_samples
+
+    @property
     def attention_head_dim(self) -> int:
         """The head dimension of the Transformer layers."""
         return self.width // self.attention_heads
@@ -164,3 +172,22 @@ class ModelConfig(Section):
     def padded_vocabulary(self) -> int:
         """Rows of the stored embedding table: a multiple of 128, so that it can be sharded and tiled."""
         return -(-self.vocabulary // 128) * 128
+
+
+# Fields in which the model may differ from the checkpoint: they change no parameter's shape or meaning.
+_MAY_DIFFER = {"context", "compute_dtype", "mixing", "chunk", "remat"}
+
+
+def refuse_other_shape(folder: Path, name: str, model: ModelConfig, tokenizer: TokenizerConfig) -> None:
+    """Raise `ConfigError` with the first difference unless the checkpoint in `folder` fits. `name` is for messages."""
+    saved = read_json(folder / "config.json") or {}
+    for part, expected in (("model", model), ("tokenizer", tokenizer)):
+        actual = saved.get(part)
+        if not isinstance(actual, dict):
+            raise ConfigError(f"pretrain.start: {name} is not a checkpoint: its config.json has no `{part}`")
+        for field, value in expected.model_dump(mode="json").items():
+            if field not in _MAY_DIFFER and actual.get(field, value) != value:
+                raise ConfigError(
+                    f"pretrain.start: {name} has {part}.{field} {actual[field]!r}, and this run {value!r}: set it as "
+                    "the checkpoint has it, or start from another"
+                )

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, create_model, field_validator, model_validator
 
 from nautile.configs.base import Section, Share
-from nautile.configs.secrets import is_variable_name
+from nautile.configs.endpoint import is_variable_name
 from nautile.configs.stages import STAGES
 
 

@@ -14,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from nautile.common.errors import ConfigError
 from nautile.configs.base import Operational, OptimizerConfig, Section, Share, TaskConfig, Worker
 from nautile.configs.distill import PromptSetConfig
 
@@ -73,6 +74,21 @@ class PretrainConfig(StartSection):
     spike_factor: NonNegativeFloat = 10.0  # a loss so many robust deviations above the recent median is a spike; 0: off
     spike_steps: NonNegativeInt = 3  # tolerated spikes in a row
     rollbacks: NonNegativeInt = 3  # times to roll back to a checkpoint and skip the rows after it, before giving up
+
+    def rows_at_once(self, devices: int) -> int:
+        """Rows in a micro-batch: `micro_rows` or the whole batch, but at least one per device if it has enough.
+
+        Raises ConfigError unless a batch divides into micro-batches, and a micro-batch among the devices.
+        """
+        micro = max(self.micro_rows or self.batch_rows, min(devices, self.batch_rows))
+        if self.batch_rows % micro:
+            raise ConfigError(f"pretrain.batch_rows {self.batch_rows} is not a multiple of pretrain.micro_rows {micro}")
+        if micro % devices:
+            field = "micro_rows" if self.micro_rows else "batch_rows"
+            raise ConfigError(
+                f"pretrain.{field} {micro} does not divide among {devices} devices: make it a multiple of {devices}"
+            )
+        return micro
 
 
 class ProblemSource(Section):

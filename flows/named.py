@@ -7,7 +7,6 @@ from nautile.common.errors import ConfigError
 from nautile.common.text import did_you_mean
 from nautile.configs.training import TRAINED
 from nautile.data.label_set import HEAD, LABELS, read_label_set
-from nautile.model.weights.digests import DIGESTS, read_digests
 from nautile.store.add import add_files, check_plain
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.mirror import open_store
@@ -87,7 +86,7 @@ def add_model(store: Store, folder: Path, kind: str) -> Artifact:
     Raises `ConfigError` if the folder is not a valid checkpoint or export.
     """
     # Imports JAX, which the other commands do not need.
-    from nautile.model.weights.files import CONFIG, WEIGHTS, load_weights
+    from nautile.model.weights.files import CONFIG, DIGESTS, WEIGHTS, load_weights, read_digests
 
     if kind == "checkpoint":
         # A tuned checkpoint also has its labels and its classification head; without them it would be a plain one.

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nautile.common.errors import ConfigError
+from nautile.configs.model import refuse_other_shape
 from nautile.configs.schema import RunConfig
 from nautile.configs.training import TRAINED
 from nautile.flows.dag import Step, build_dag
-from nautile.model.weights.start import refuse_other_shape
 from nautile.store.artifacts import Artifact, Store
 
 

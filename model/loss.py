@@ -20,11 +20,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from nautile.configs.model import IdRanges, ModelConfig
-from nautile.model.layers.common import Params
+from nautile.model.layers.common import MASKED, Params
 from nautile.model.nautile import forward
 
 LOSS_CHUNK = 128  # positions whose logits are in memory at the same time
-MASKED = -1e30  # a logit; not -inf, whose product with a probability of 0 would be NaN
 
 
 class LossSums(NamedTuple):

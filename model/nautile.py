@@ -166,7 +166,6 @@ def run_blocks(
     mixing_layer, attention_layer = remat_layer(mixing_layer, config), remat_layer(attention_layer, config)
 
     def block(x_BLD: Array, stacked: tuple[Params, Any]) -> tuple[Array, Any]:
-        # Parameters of this block, and the states that the prefixes left in its layers.
         layers, prefix_states = stacked
         states = []
         for index, (letter, name) in enumerate(config.layers):
@@ -185,7 +184,6 @@ def run_blocks(
     # "none" saves every activation. Unrolled, each stays where it was computed; a loop would copy it into a stack of
     # all blocks and back (a fifth of a small model's step on CPU).
     unroll = config.blocks if config.remat == "none" else 1
-    # Scanned along with the blocks' parameters: each block gets its own states of the prefixes.
     prefix_states = None if context is None else context[0].layers
     return jax.lax.scan(block, x_BLD, (blocks, prefix_states), unroll=unroll)
 

@@ -1,11 +1,15 @@
-"""Collective exchange between the processes of a computation (`jax.distributed`): broadcast, and gather rows.
+"""What the processes of a computation (`jax.distributed`) do together: broadcast, gather rows, stop at SIGTERM.
 
 All processes must call these functions together and in the same order. With a single process nothing is sent.
 """
 
 import itertools
 import json
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, TypeVar
 
 import jax
@@ -78,3 +82,42 @@ def _bytes_of_first(data: bytes) -> bytes:
         piece = np.frombuffer(data[start : start + length].ljust(length), np.uint8)
         pieces.append(arrays_of_first(piece).astype(np.uint8).tobytes())
     return b"".join(pieces)[:size]
+
+
+StopRequested = Callable[[int], bool]
+
+
+@contextmanager
+def termination() -> Iterator[StopRequested]:
+    """Yield `stop_requested(done)`, which SIGTERM makes true, in every process after the same number of steps done.
+
+    A preempted machine or a cancelled stage so saves a checkpoint before it exits. Of several processes one may get the
+    signal before the others: JAX's preemption service chooses a step that all of them have yet to reach. Call
+    `stop_requested` after every step. Outside the main thread, which alone can handle signals, it is always false.
+    """
+    if jax.process_count() > 1:
+        yield multihost_utils.reached_preemption_sync_point
+        return
+    received = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda _: received.is_set()
+        return
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        received.set()
+
+    previous = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield lambda _: received.is_set()
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
+def joint_termination() -> Iterator[StopRequested]:
+    """`termination` if there are several processes; with a single one SIGTERM is not handled and ends it as usual."""
+    if jax.process_count() == 1:
+        yield lambda _: False
+        return
+    with termination() as stop_requested:
+        yield stop_requested

@@ -52,7 +52,6 @@ def parameter_shardings(shapes: Params, mesh: Mesh) -> Params:
     def rule(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         first = int(is_stacked(path))  # skips the axis of the blocks
         axes = [axis for axis in range(first, leaf.ndim) if leaf.shape[axis] % size == 0]
-        # Vectors, and arrays that cannot be divided.
         if leaf.ndim - first < 2 or not axes:
             return replicated(mesh)
         longest = max(axes, key=lambda axis: leaf.shape[axis])
@@ -69,7 +68,6 @@ def optimizer_shardings(tx: optax.GradientTransformation, shapes: Params, shardi
     by_path = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(shardings)}
 
     def rule(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        # The longest suffix of the path that names a parameter.
         keys = _keys(path)
         suffixes = (keys[start:] for start in range(len(keys)))
         sharding = next((by_path[suffix] for suffix in suffixes if suffix in by_path), None)

@@ -26,8 +26,8 @@ from jax.sharding import Mesh
 
 from nautile.configs.model import ModelConfig
 from nautile.configs.training import PolicyConfig, RolloutConfig
-from nautile.model.compile_time import working_seconds
 from nautile.model.layers.common import Params
+from nautile.model.program_thread import working_seconds
 from nautile.model.sharding import put_shared_rows, replicated
 from nautile.model.training import optimizer
 from nautile.rl.finite_updates import SkippedUpdates

@@ -105,7 +105,7 @@ class LearnerProgram:
         if not self._threads:
             return program(*arguments)
         self._batches_started += 1
-        return self._threads[self._batches_started % len(self._threads)].start(program, *arguments)
+        return self._threads[self._batches_started % len(self._threads)](program, *arguments)
 
     def rows_at(self, width: int, limit: int | None = None) -> int:
         """Rows of a micro-batch of `width` columns: at most `policy.micro_rows` and `limit`, on CPU fewer if wide.

@@ -21,7 +21,7 @@ from nautile.configs.training import (
     SelfDistillConfig,
 )
 from nautile.data.tokenizer import tokenizer_for
-from nautile.model.decoding.buckets import length_buckets
+from nautile.model.decoding.cache import length_buckets
 from nautile.model.layers.common import Params
 from nautile.model.nautile import initialise, shapes
 from nautile.model.sharding import make_mesh, parameter_shardings, put_shared_rows

@@ -18,9 +18,9 @@ from nautile.common.events import Emit, flush, silent
 from nautile.configs.training import SMALLEST_GUARD, PolicyConfig, RolloutConfig
 from nautile.data.tokenizer import tokenizer_for
 from nautile.model.layers.common import Params
+from nautile.model.processes import StopRequested, joint_termination
 from nautile.model.sharding import make_mesh, whole_on_hosts
-from nautile.model.training.gathered_checkpoint import open_checkpoints
-from nautile.model.training.preemption import StopRequested, joint_termination
+from nautile.model.training.checkpoint import open_checkpoints
 from nautile.rl.group_draw import GroupDraw, Scorer, without_update
 from nautile.rl.guard import IN_A_ROW, LEVEL, Guard, GuardReading
 from nautile.rl.learner import Learner

@@ -19,8 +19,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.measure import argument_parser, medians, print_rows, time_interleaved, write_results
+from nautile.model.layers.mixing.chunked import MixState, Operands, divide, softsign
 from nautile.model.layers.mixing.operator import empty_state, mix, reference
-from nautile.model.layers.mixing.parts import MixState, Operands, divide, softsign
 
 BATCH, LENGTH, HEADS, HEAD_DIM, SAMPLES = 2, 1024, 16, 64, 2
 

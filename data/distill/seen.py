@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nautile.common.sorted_keys import SortedKeys, to_bytes
+from nautile.common.keyed_log import SortedKeys, to_bytes
 from nautile.data.screening.minhash import minhash_bands
 from nautile.data.screening.text_hash import text_hash
 

@@ -16,7 +16,7 @@ from nautile.data.chat_template import ParsedReply, encode_prompt, parse_complet
 from nautile.data.endpoints.chat_types import UNPAID, ChatFailure, ChatReply, ChatRequest
 from nautile.data.endpoints.pool import EndpointPool
 from nautile.data.tokenizer import tokenizer_for
-from nautile.model.decoding.buckets import length_buckets
+from nautile.model.decoding.cache import length_buckets
 
 if TYPE_CHECKING:
     from nautile.model.layers.common import Params

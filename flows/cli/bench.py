@@ -17,11 +17,9 @@ from rich.text import Text
 
 from nautile.configs.model import ModelConfig
 from nautile.flows.render import text_table
-from nautile.model.capacity.decoding_state import state_bytes
+from nautile.model.decoding.cache import state_bytes
 from nautile.model.decoding.engine import STRIDE
-from nautile.model.decoding.requests import DecodeRequest
-from nautile.model.decoding.slot_programs import SlotPrograms
-from nautile.model.decoding.slots import slot_settings
+from nautile.model.decoding.slots import DecodeRequest, SlotPrograms, slot_settings
 from nautile.model.exports.onnx.folder import WEIGHTS as EXPORTED_WEIGHTS
 from nautile.model.exports.onnx.folder import is_onnx_export
 from nautile.model.runtimes.load import load_runtime

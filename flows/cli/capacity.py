@@ -11,7 +11,7 @@ from nautile.configs.base import fingerprint
 from nautile.configs.operation import PlanConfig
 from nautile.configs.schema import RunConfig
 from nautile.flows.starts import resolve_starts
-from nautile.model.capacity.estimate import TrainingEstimate, estimate_training
+from nautile.model.capacity.flops import TrainingEstimate, estimate_training
 from nautile.model.capacity.topology import GIB, check_compiler, enable_compilers, parse_topology
 from nautile.store.artifacts import Store
 from nautile.tasks.engine.attempt import run_stage
@@ -130,11 +130,11 @@ def compare_settings(
 ) -> list[dict[str, Any]]:
     """Compile one block alone in several settings, for each of `topologies` (comma-separated); returns JSON data.
 
-    `settings`: mixing/chunk/remat; if empty, `model.capacity.speed.compare` chooses them. Results are cached in the
+    `settings`: mixing/chunk/remat; if empty, `model.capacity.compiled.compare` chooses them. Results are cached in the
     store, so an interrupted comparison resumes. Raises `ConfigError` for an unknown topology or setting.
     """
     enable_compilers()  # before JAX is imported
-    from nautile.model.capacity.speed import compare, parse_setting
+    from nautile.model.capacity.compiled import compare, parse_setting
 
     parsed_settings = [parse_setting(text) for text in settings]
     targets = [parse_topology(name) for name in topologies.split(",")]

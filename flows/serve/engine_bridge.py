@@ -9,7 +9,7 @@ import asyncio
 from nautile.common.errors import ConfigError
 from nautile.flows.serve.protocol import ApiError
 from nautile.model.decoding.engine import Engine
-from nautile.model.decoding.requests import DecodeRequest, EngineEvent, EngineStopped, Handle, QueueFull
+from nautile.model.decoding.slots import DecodeRequest, EngineEvent, EngineStopped, Handle, QueueFull
 
 
 class EngineBridge:

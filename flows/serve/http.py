@@ -38,7 +38,7 @@ from nautile.flows.serve.response_format import constraint_for
 from nautile.flows.serve.responses import ChatCompletionResponse, CompletionResponse, ResponseBuilder
 from nautile.flows.serve.token_stream import StreamedText, bytes_of
 from nautile.model.decoding.engine import Engine
-from nautile.model.decoding.requests import Chunk, PromptScores, RequestFailed
+from nautile.model.decoding.slots import Chunk, PromptScores, RequestFailed
 
 MAX_BODY_BYTES = 4 * 2**20  # hundreds of times the context as text; the list of tokens of a harness fits as well
 MOST_MEMBERS = 64  # of an object of a request, but for a schema's and metadata's; each wrong one is an error in memory

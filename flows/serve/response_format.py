@@ -12,7 +12,7 @@ from nautile.common.errors import ConfigError
 from nautile.data.tokenizer import Tokenizer
 from nautile.flows.serve.protocol import ApiError, ResponseFormat
 from nautile.model.decoding.constrained import Constraint
-from nautile.model.decoding.requests import DecodeRequest
+from nautile.model.decoding.slots import DecodeRequest
 
 FIELD = "response_format"
 CACHED_SCHEMAS = 32

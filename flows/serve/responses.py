@@ -18,7 +18,7 @@ from nautile.flows.serve.protocol import ApiError, ChatCompletionRequest, Comple
 from nautile.flows.serve.response_format import constrained_request
 from nautile.flows.serve.token_stream import Part, StreamedText, TokenStream, bytes_of
 from nautile.model.decoding.constrained import Constraint
-from nautile.model.decoding.requests import Chunk, DecodeRequest, PromptScores
+from nautile.model.decoding.slots import Chunk, DecodeRequest, PromptScores
 
 DEFAULT_TOKENS = 16  # default of `max_tokens` in /v1/completions, as in OpenAI's API
 TokenScore = tuple[int, float]  # a token id and its log-probability

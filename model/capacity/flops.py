@@ -1,47 +1,31 @@
-"""Floating-point operations by formula: of a training step, and of the mixing kernels.
+"""Arithmetic without a compiler: operations of a training step and of the mixing kernels, and memory, time and cost.
 
 XLA counts the body of a scan once, and a custom call (a kernel) not at all. A multiply-add counts as 2 and the backward
 pass as twice the forward pass; recomputation by rematerialisation is not counted. These are the operations that the
-model needs, so the utilisations of different settings are comparable.
+model needs, so the utilisations of different settings are comparable. `model.capacity.compiled` has the compiler's
+figures of the memory, which replace these where the compiler is installed.
 """
 
+import math
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from nautile.common.errors import ConfigError
 from nautile.configs.model import ModelConfig
-
-# Dense bfloat16 peaks of one chip, FLOP/s: docs.cloud.google.com/tpu/docs/v4, v5e, v5p and v6e; NVIDIA's data sheets of
-# A100, H100 (SXM), H200 and RTX 4090 (summed in float32), without sparsity.
-PEAK_FLOPS = {
-    **{"v4": 275e12, "v5e": 197e12, "v5p": 459e12, "v6e": 918e12},
-    **{"a100": 312e12, "h100": 989e12, "h200": 989e12, "rtx4090": 165.2e12},
-}
-
-# JAX's names of these chips, matched as prefixes in this order: the longer of two alike comes first.
-_DEVICE_KINDS = {
-    "TPU v4": "v4",
-    "TPU v5 lite": "v5e",
-    "TPU v5": "v5p",
-    "TPU v6 lite": "v6e",
-    "NVIDIA A100": "a100",
-    "NVIDIA H100": "h100",
-    "NVIDIA H200": "h200",
-    "NVIDIA GeForce RTX 4090": "rtx4090",
-}
+from nautile.configs.training import PretrainConfig
+from nautile.model.capacity.topology import GPUS, Topology
+from nautile.model.loss import LOSS_CHUNK
+from nautile.model.weights.author_layout import author_shapes
 
 # FLOPs per element of the memory [K, H, M] and token: phase and encoding 6, both sums 4, normalisation 2, readout 8.
 _MIXING = 20
-
-
-def peak_of(device_kind: str) -> float | None:
-    """The peak FLOP/s of a device by JAX's name for it; None if unknown."""
-    return next((PEAK_FLOPS[chip] for kind, chip in _DEVICE_KINDS.items() if device_kind.startswith(kind)), None)
 
 
 def forward_flops(config: ModelConfig, length: int) -> dict[str, float]:
     """FLOPs per token of the forward pass, by part of the model, in a row with one document of `length` tokens."""
     width, heads, head_dim = config.width, config.memory_heads, config.head_dim
     memory = heads * head_dim * config.spectral_samples
-    projected = heads * (head_dim + 1) + 2 * config.query_heads * head_dim * config.spectral_samples
+    projected = config.projection_width
     gated = 2 * head_dim * heads
     expanded = config.readout_expand * head_dim * heads
     readout = heads * 2 * head_dim * 2 * config.readout_expand * head_dim
@@ -105,3 +89,128 @@ def kernel_work(config: ModelConfig, chunk: int, tokens: int, direction: Directi
         float(tokens * heads * (per_joined * joined + per_pair * chunk)),
         float(tokens * bytes_per_token),
     )
+
+
+# Bytes for each value of the layer whose gradient is computed: the value, its gradient and copies in float32. Fitted to
+# what the compilers report of the published model (docs/tpu.md): within 25 % of them for 2 to 256 rows on a chip.
+_TPU_BYTES, _GPU_BYTES = 6.5, 4
+
+
+@dataclass(frozen=True)
+class TrainingEstimate:
+    """Bytes on one chip by kind, and the time and cost of the whole pretraining.
+
+    state: float32 parameters and the optimizer's moments. gradients: also the embedding table in the compute type, and
+    its gradient, which no chip has only a part of. days: None if the chip's peak is unknown. dollars: lowest and
+    highest; None if no price is known either.
+    """
+
+    topology: str
+    chips: int
+    parameters: int
+    rows_per_chip: int
+    state: int
+    gradients: int
+    activations: int
+    memory: int
+    memory_limit: int
+    fits: bool
+    tokens: int
+    flops_per_token: float
+    mfu_assumed: float
+    days: float | None
+    chip_hours: float | None
+    dollars_per_chip_hour: tuple[float, float] | None
+    dollars: tuple[float, float] | None
+
+
+def estimate_training(
+    config: PretrainConfig,
+    model: ModelConfig,
+    length: int,
+    topology: Topology,
+    mfu: float,
+    dollars_per_chip_hour: float | None = None,
+) -> TrainingEstimate:
+    """Estimate pretraining in rows of `length` tokens; `mfu`: the utilisation to assume.
+
+    dollars_per_chip_hour: None: the chip's usual prices. Raises `ConfigError` for a mesh or batch that does not divide.
+    """
+    chip, chips = topology.chip, topology.chips
+    assert chip is not None, "this machine's own devices are compiled for"
+    if chips % config.fsdp:
+        raise ConfigError(f"pretrain.fsdp {config.fsdp} does not divide the {chips} devices of {topology.name}")
+    rows = config.rows_at_once(chips) // chips
+    counts = parameters_by_formula(model)
+    table = model.padded_vocabulary * model.width
+    stored, matrices = sum(counts.values()) - counts["embedding"] + table, counts["matrices"]
+    # Muon has one moment for the matrices of the blocks, AdamW has two.
+    moments = 2 * stored - (matrices if config.optimizer.name == "muon" else 0)
+    state = 4 * (stored + moments) // config.fsdp
+    sums = 2 if rows * chips < config.batch_rows else 1  # of micro-batches, beside the gradient of the present one
+    gradients = 4 * sums * stored // config.fsdp + (4 + _width(model)) * table
+    activations = rows * length * _activation_bytes(model, length, chip.name in GPUS)
+    memory = state + gradients + activations
+    tokens, flops = sum(phase.tokens for phase in config.phases), training_flops(model, length)
+    hours = tokens * flops / (mfu * chip.peak) / 3600 if chip.peak else None
+    prices = chip.hourly if dollars_per_chip_hour is None else (dollars_per_chip_hour, dollars_per_chip_hour)
+    return TrainingEstimate(
+        topology=topology.name,
+        chips=chips,
+        parameters=sum(counts.values()),
+        rows_per_chip=rows,
+        state=state,
+        gradients=gradients,
+        activations=activations,
+        memory=memory,
+        memory_limit=chip.memory,
+        fits=memory <= chip.memory,
+        tokens=tokens,
+        flops_per_token=flops,
+        mfu_assumed=mfu,
+        days=None if hours is None else hours / chips / 24,
+        chip_hours=hours,
+        dollars_per_chip_hour=prices,
+        dollars=None if hours is None or prices is None else (hours * prices[0], hours * prices[1]),
+    )
+
+
+def parameters_by_formula(model: ModelConfig) -> dict[str, int]:
+    """Learned parameters: the embedding, the matrices of all layers, and their other parameters."""
+    counts = {"embedding": model.vocabulary * model.width, "matrices": 0, "others": 0}
+    for name, shape in author_shapes(model):
+        if name != "embedding.weight":  # it has a row for padding
+            is_matrix = len(shape) > 1 and name.endswith((".weight", ".W_readout"))
+            counts["matrices" if is_matrix else "others"] += math.prod(shape)
+    return counts
+
+
+def _activation_bytes(model: ModelConfig, length: int, gpu: bool) -> int:
+    """Bytes for each token of a row: what `remat` keeps of all layers, and what the backward pass of one needs."""
+    width, inner = model.width, model.memory_heads * model.head_dim
+    expanded = model.readout_expand * inner
+    kv_width = model.kv_heads * model.attention_head_dim
+    # Values of a layer: its input and the results of its operations.
+    values = {
+        "S": 3 * width + 3 * model.projection_width + 2 * inner * model.spectral_samples + 6 * inner + 3 * expanded,
+        "A": 6 * width + 4 * kv_width + model.attention_heads * length // 2 + 4 * model.feed_forward,
+    }
+    products = {
+        "S": model.projection_width + 2 * inner + width,
+        "A": 3 * width + 2 * kv_width + 2 * model.feed_forward,
+    }
+    layers = {letter: model.blocks * model.pattern.count(letter) for letter in "SA"}
+    kept = {
+        "none": sum(layers[letter] * values[letter] for letter in "SA"),
+        "dots": sum(layers[letter] * (products[letter] + width) for letter in "SA"),
+        "layer": sum(layers.values()) * width,
+        "block": (model.blocks + len(model.pattern)) * width,
+    }[model.remat]
+    largest = max(values[letter] for letter in set(model.pattern))
+    # The logits are gone before the backward pass of the layers.
+    logits = min(LOSS_CHUNK, length) * model.padded_vocabulary * (4 + _width(model)) // length
+    return _width(model) * kept + round(max((_GPU_BYTES if gpu else _TPU_BYTES) * largest, logits))
+
+
+def _width(model: ModelConfig) -> int:
+    return 2 if model.compute_dtype == "bfloat16" else 4

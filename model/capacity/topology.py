@@ -14,7 +14,6 @@ from typing import Any
 
 from nautile.common.errors import ConfigError
 from nautile.common.text import first_line
-from nautile.model.capacity.flops import PEAK_FLOPS
 
 GIB = 2**30
 AHEAD = Path(sys.prefix) / "ahead"  # where `make ahead` installs the compilers, hidden from every other process
@@ -80,8 +79,8 @@ class Chip:
 
 
 # TPU memory is what the compiler lets a program use; the runtime has the rest. Each chip is one JAX device.
-# Bandwidths: docs.cloud.google.com/tpu/docs/v4, v5e, v5p and v6e; NVIDIA's data sheets of A100 (SXM, 80 GB),
-# H100 and H200 (SXM), RTX 4090 and DGX Spark.
+# Peaks and bandwidths: docs.cloud.google.com/tpu/docs/v4, v5e, v5p and v6e; NVIDIA's data sheets of A100 (SXM, 80 GB),
+# H100 and H200 (SXM), RTX 4090 (summed in float32) and DGX Spark, without sparsity.
 # Clocks: peak / (2 side² matrix units), with the units that those pages give (8 in v4 and v5p, 4 in v5e). They give two
 # for v6e in one place and four in another; with four, the compiler's cycles for a product of two 4096² matrices come to
 # 87 % of the peak, against 88 % for v4.
@@ -92,19 +91,37 @@ class Chip:
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v4", int(30.75 * GIB), PEAK_FLOPS["v4"], 4, 1.2e12, Core(1.05e9, 128, 8192), (3.22, 3.22)),
-        Chip("v5e", int(15.75 * GIB), PEAK_FLOPS["v5e"], 4, 819e9, Core(1.5e9, 128, 4096), (1.2, 1.2)),
-        Chip("v5p", int(94.75 * GIB), PEAK_FLOPS["v5p"], 4, 2765e9, Core(1.75e9, 128, 8192), (4.2, 4.2)),
-        Chip("v6e", int(31.25 * GIB), PEAK_FLOPS["v6e"], 4, 1638e9, Core(1.75e9, 256, 4096), (2.7, 2.7)),
-        Chip("a100", 80 * 10**9, PEAK_FLOPS["a100"], 8, 2.04e12, None, (0.8, 3.0)),
-        Chip("h100", 80 * 10**9, PEAK_FLOPS["h100"], 8, 3.35e12, None, (2.0, 5.0)),
-        Chip("h200", 141 * 10**9, PEAK_FLOPS["h200"], 8, 4.8e12, None, (2.5, 7.0)),
-        Chip("rtx4090", 24 * 10**9, PEAK_FLOPS["rtx4090"], 8, 1.008e12),
+        Chip("v4", int(30.75 * GIB), 275e12, 4, 1.2e12, Core(1.05e9, 128, 8192), (3.22, 3.22)),
+        Chip("v5e", int(15.75 * GIB), 197e12, 4, 819e9, Core(1.5e9, 128, 4096), (1.2, 1.2)),
+        Chip("v5p", int(94.75 * GIB), 459e12, 4, 2765e9, Core(1.75e9, 128, 8192), (4.2, 4.2)),
+        Chip("v6e", int(31.25 * GIB), 918e12, 4, 1638e9, Core(1.75e9, 256, 4096), (2.7, 2.7)),
+        Chip("a100", 80 * 10**9, 312e12, 8, 2.04e12, None, (0.8, 3.0)),
+        Chip("h100", 80 * 10**9, 989e12, 8, 3.35e12, None, (2.0, 5.0)),
+        Chip("h200", 141 * 10**9, 989e12, 8, 4.8e12, None, (2.5, 7.0)),
+        Chip("rtx4090", 24 * 10**9, 165.2e12, 8, 1.008e12),
         # Compiled as for an H100, in the memory that host and GPU share. NVIDIA gives its peak only for 4-bit numbers.
         Chip("spark", 128 * 10**9, None, 1, 273e9),
     )
 }
 GPUS = ("a100", "h100", "h200", "rtx4090", "spark")  # the compiler compiles for an H100 in place of the others
+
+
+# JAX's names of these chips, matched as prefixes in this order: the longer of two alike comes first.
+_DEVICE_KINDS = {
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5": "v5p",
+    "TPU v6 lite": "v6e",
+    "NVIDIA A100": "a100",
+    "NVIDIA H100": "h100",
+    "NVIDIA H200": "h200",
+    "NVIDIA GeForce RTX 4090": "rtx4090",
+}
+
+
+def peak_of(device_kind: str) -> float | None:
+    """The peak FLOP/s of a device by JAX's name for it; None if unknown."""
+    return next((CHIPS[chip].peak for kind, chip in _DEVICE_KINDS.items() if device_kind.startswith(kind)), None)
 
 
 @dataclass(frozen=True)

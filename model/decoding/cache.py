@@ -22,12 +22,22 @@ from jax import Array
 from nautile.common.errors import ConfigError
 from nautile.configs.model import ModelConfig
 from nautile.model.layers.attention import attention, feed_forward, project
-from nautile.model.layers.common import Params, Transposed, compute_dtype, linear
+from nautile.model.layers.common import MASKED, Params, Transposed, compute_dtype, linear
 from nautile.model.layers.mixing.operator import empty_state
-from nautile.model.layers.sca import SCAState, Spectrum, projection_width, sca, sca_step, spectrum
-from nautile.model.nautile import embed
+from nautile.model.layers.sca import SCAState, Spectrum, sca, sca_step, spectrum
+from nautile.model.nautile import embed, shapes
 
-_MASKED = -1e30
+
+def length_buckets(longest: int, shortest: int = 64) -> list[int]:
+    """Bucket lengths: `shortest` and its doublings below `longest`, then `longest` itself."""
+    lengths = []
+    length = shortest
+    while length < longest:
+        lengths.append(length)
+        length *= 2
+    return [*lengths, longest]
+
+
 # Cast to the compute type once per generation; the other parameters of a layer stay float32.
 _MATRICES = {
     "embedding", "in_proj", "conv", "gate_proj", "readout", "out_proj", "q_proj", "k_proj", "v_proj", "ff_in", "ff_out",
@@ -71,7 +81,7 @@ class DecodeWeights(NamedTuple):
 def empty_block(config: ModelConfig, count: int, columns: int) -> BlockCache:
     """The cache of a block for `count` rows without a token, with `columns` columns."""
     dtype = compute_dtype(config)
-    history_BTC = jnp.zeros((count, config.convolution - 1, projection_width(config)), dtype)
+    history_BTC = jnp.zeros((count, config.convolution - 1, config.projection_width), dtype)
     state = SCAState(empty_state(count, config.memory_heads, config.head_dim, config.spectral_samples), history_BTC)
     heads, head_dim = config.kv_heads, config.attention_head_dim
     keys_BGHS = jnp.zeros((count, heads, head_dim, columns), dtype)
@@ -159,7 +169,6 @@ def prefill(
 
 def decode_step(weights: DecodeWeights, config: ModelConfig, tokens_B: Array, cache: Cache) -> tuple[Array, Cache]:
     """Run one token of every row: its hidden state [B, D], and the next cache. No row may outgrow the ring."""
-    # The column to write: the oldest, once the ring is full.
     column = cache.filled % cache.columns
     # The column number stored at each index of the ring; negative where nothing was written yet.
     number_S = cache.filled - (cache.filled - jnp.arange(cache.columns)) % cache.columns
@@ -190,6 +199,28 @@ def decode_ragged(
         )
 
     return _advance(weights, config, tokens_B, blocks, positions_B, visible_BS, write)
+
+
+def state_bytes(config: ModelConfig) -> dict[str, int]:
+    """Bytes of one sequence's state (paper §2.2.5: O(1) for SCA), from shapes alone.
+
+    `sca_sums` and `convolution_history` are totals, `kv_per_token` is for each token.
+    """
+
+    def cache_of(capacity: int) -> Cache:
+        tokens_BP, lengths_B = jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32)
+        return jax.eval_shape(lambda params: prefill(params, config, tokens_BP, lengths_B, capacity)[1], shapes(config))
+
+    def size(arrays: object) -> int:
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(arrays))
+
+    layers = [layer for block in cache_of(1).blocks for layer in block]
+    states = [layer for layer in layers if not isinstance(layer, KeysValues)]
+    return {
+        "sca_sums": size([state.mix for state in states]),
+        "convolution_history": size([state.history_BTC for state in states]),
+        "kv_per_token": size([layer for layer in layers if isinstance(layer, KeysValues)]),
+    }
 
 
 def unstack(tree: Any, index: int) -> Any:
@@ -264,7 +295,7 @@ def _attention_step(
         cached = write(cached, k_BGH, v_BGH)
     q_BGRH = q_BNH.reshape(batch, groups, -1, head_dim)
     scores = jnp.einsum("bgrh,bghs->bgrs", q_BGRH, cached.keys_BGHS, preferred_element_type=jnp.float32)
-    scores = jnp.where(visible_BS[:, None, None], scores * head_dim**-0.5, _MASKED)
+    scores = jnp.where(visible_BS[:, None, None], scores * head_dim**-0.5, MASKED)
     probabilities = jax.nn.softmax(scores, axis=-1).astype(x_BD.dtype)
     mixed_BD = jnp.einsum("bgrs,bgsh->bgrh", probabilities, cached.values_BGSH).reshape(x_BD.shape)
     return feed_forward(layer, config, x_BD + linear(mixed_BD, layer["out_proj"])), cached

@@ -19,19 +19,20 @@ from jax import Array
 
 from nautile.common.errors import ConfigError
 from nautile.model.decoding.constrained import EVERY_TOKEN, MaskFailed, mask_words
-from nautile.model.decoding.requests import (
+from nautile.model.decoding.slots import (
     Chunk,
     DecodeRequest,
     EngineEvent,
     EngineStopped,
     FinishReason,
     Handle,
+    PrefillScores,
     PromptScores,
     QueueFull,
     RequestFailed,
+    SlotPrograms,
+    slot_settings,
 )
-from nautile.model.decoding.slot_programs import SlotPrograms
-from nautile.model.decoding.slots import PrefillScores, slot_settings
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,6 @@ class Engine:
                 raise EngineStopped(self.failure or "the server is stopping")
             waiting = sum(not handle.cancelled for handle in self._waiting)
             if waiting + len(handles) > self.queue:
-                # An estimate of the time until the queue has been served.
                 seconds = math.ceil(self._mean_seconds * waiting / self.capacity)
                 raise QueueFull(waiting, retry_after=min(60, max(1, seconds)))
             self._waiting.extend(handles)
@@ -218,7 +218,6 @@ class Engine:
         longest = max(map(len, rows))
         length = next((size for size in self._programs.lengths if size >= longest), longest)
         prefilled, scores = self._prefill(rows, length, group[0].request.score_prompt)
-        # Requests that generate tokens go into free slots, `ROWS` per program; the others only need scores.
         decoding = [handle for handle in group if handle.request.max_tokens]
         free = [slot for slot, handle in enumerate(self._active) if handle is None]
         for first in range(0, len(decoding), ROWS):

@@ -10,7 +10,7 @@ slots or the order in which they are filled.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,8 +27,9 @@ from nautile.model.decoding.lane import STRIDE, Lane, Sample, advance, empty_lan
 from nautile.model.decoding.sampling import Sampling, sample_keys
 from nautile.model.layers.common import Params
 from nautile.model.nautile import shapes
+from nautile.model.processes import rows_of_each, share_of
 from nautile.model.program_thread import program_threads
-from nautile.model.sharding import OnMesh
+from nautile.model.sharding import OnMesh, own_mesh, parameter_shardings, whole_on_hosts
 
 CPU_SLOTS = 32  # most slots of a lane on CPU, where the time of a token is proportional to the slots
 
@@ -56,6 +57,15 @@ class Completion(Sampled):
     forced: int | None = None
 
 
+def refuse_over_context(config: ModelConfig, sampling: Sampling, prompt_length: int) -> None:
+    """Raise ConfigError if `prompt_length` plus `max_tokens` is over the model's context."""
+    if (total := prompt_length + sampling.max_tokens) > config.context:
+        raise ConfigError(
+            f"generate: prompt_length {prompt_length} + max_tokens {sampling.max_tokens} = {total} is over the model's "
+            f"context of {config.context} tokens"
+        )
+
+
 class Generator:
     """Samples completions, at most `rows` at a time, for prompts of up to `prompt_length` tokens.
 
@@ -68,16 +78,11 @@ class Generator:
     ) -> None:
         if rows < 1 or prompt_length < 1:
             raise ConfigError(f"generate: rows {rows} and prompt_length {prompt_length} must be 1 or more")
-        if prompt_length + sampling.max_tokens > config.context:
-            raise ConfigError(
-                f"generate: prompt_length {prompt_length} + max_tokens {sampling.max_tokens} = "
-                f"{prompt_length + sampling.max_tokens} is over the model's context of {config.context} tokens"
-            )
+        refuse_over_context(config, sampling, prompt_length)
         self.config, self.sampling, self.rows, self.prompt_length = config, sampling, rows, prompt_length
         self._mesh = mesh
         self._divisor = 1 if mesh is None else mesh.size
         platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-        # On CPU one lane for each program thread.
         self._threads = program_threads(mesh, platform)[:rows]
         self.lanes = len(self._threads) or 1
         self._size = min(CPU_SLOTS, -(-rows // self.lanes)) if self._threads else rows
@@ -89,7 +94,7 @@ class Generator:
     def _on_lane(self, lane: int, program: Any) -> Any:
         """`_on_mesh`, started by the lane's own thread."""
         on_mesh = self._on_mesh(program)
-        return partial(self._threads[lane].start, on_mesh) if self._threads else on_mesh
+        return partial(self._threads[lane], on_mesh) if self._threads else on_mesh
 
     def __call__(
         self, params: Params, prompts: Sequence[Sequence[int]], seeds: Sequence[tuple[int, ...]]
@@ -213,3 +218,64 @@ def _completion(sample: Sample, stops: tuple[int, ...]) -> Completion:
     """The completion of a sample so far."""
     ids, logprobs = np.concatenate(sample.ids), np.concatenate(sample.logprobs)
     return Completion(ids, logprobs, int(ids[-1]) not in stops, sample.forced)
+
+
+class SharedGenerator:
+    """A `Generator` that all processes call together with the same prompts; each gets all completions.
+
+    `make(rows, mesh)` creates the generator of one process, for its share of the `rows` completions at a time. Each
+    process copies the parameters, which are sharded on `mesh`, to its own devices. They wait for each other only at the
+    end, not between tokens.
+    """
+
+    def __init__(self, make: Callable[[int, Mesh | None], Generator], rows: int, mesh: Mesh | None) -> None:
+        self._mesh, self._local_mesh = mesh, mesh
+        if mesh is not None and jax.process_count() > 1:
+            self._local_mesh = own_mesh(mesh, jax.process_index())
+        self._generate = make(rows // jax.process_count(), self._local_mesh)
+
+    def __call__(
+        self, params: Params, prompts: Sequence[Sequence[int]], seeds: Sequence[tuple[int, ...]]
+    ) -> list[Completion]:
+        """One completion per prompt, in order."""
+        if self._mesh is None or self._local_mesh is None or jax.process_count() == 1:
+            return self._generate(params, prompts, seeds)
+        # Each process decodes its slice of the prompts with its own copy of the parameters.
+        gathered_params = whole_on_hosts(params, self._mesh)
+        local_params = jax.device_put(gathered_params, parameter_shardings(gathered_params, self._local_mesh))
+        part = share_of(len(prompts))
+        completions = self._generate(local_params, prompts[part], seeds[part])
+        # All processes exchange arrays of equal shape: the largest slice, padded.
+        most = -(-len(prompts) // jax.process_count())
+        gathered = rows_of_each(_to_arrays(completions, most, self._generate.sampling.max_tokens))
+        return _from_arrays(gathered, len(prompts))
+
+
+def _to_arrays(completions: Sequence[Completion], rows: int, width: int) -> dict[str, np.ndarray]:
+    """Completions as arrays of `rows` rows, where `used` is 0 for padding rows."""
+    arrays: dict[str, np.ndarray] = {
+        name: np.zeros((rows, width), kind) for name, kind in (("ids", np.int32), ("logprobs", np.float32))
+    }
+    arrays |= {name: np.zeros(rows, np.int32) for name in ("used", "length", "truncated", "forced")}
+    for row, completion in enumerate(completions):
+        length = len(completion.ids)
+        arrays["ids"][row, :length], arrays["logprobs"][row, :length] = completion.ids, completion.logprobs
+        arrays["used"][row], arrays["length"][row], arrays["truncated"][row] = 1, length, completion.truncated
+        arrays["forced"][row] = -1 if completion.forced is None else completion.forced
+    return arrays
+
+
+def _from_arrays(arrays: dict[str, np.ndarray], count: int) -> list[Completion]:
+    """The inverse of `_to_arrays`, for the concatenated rows of all processes."""
+    # Processes are in order and each has its slice in order: without the padding the rows are those of the prompts.
+    rows = np.flatnonzero(arrays["used"])
+    assert len(rows) == count
+    return [
+        Completion(
+            ids=arrays["ids"][row, : arrays["length"][row]],
+            logprobs=arrays["logprobs"][row, : arrays["length"][row]],
+            truncated=bool(arrays["truncated"][row]),
+            forced=None if arrays["forced"][row] < 0 else int(arrays["forced"][row]),
+        )
+        for row in rows
+    ]

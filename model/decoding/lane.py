@@ -20,7 +20,6 @@ import numpy as np
 from jax import Array
 
 from nautile.configs.model import ModelConfig
-from nautile.model.decoding.buckets import length_buckets
 from nautile.model.decoding.cache import (
     BlockCache,
     Cache,
@@ -29,6 +28,7 @@ from nautile.model.decoding.cache import (
     columns_of,
     decode_step,
     empty_block,
+    length_buckets,
     map_columns,
     prefill,
     repack,

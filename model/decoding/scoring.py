@@ -1,11 +1,24 @@
-"""Summed log-probabilities of continuations, in batches.
+"""Log-probabilities of continuations of texts, and the texts' features, in batches of few shapes.
 
-Sequences are padded on the right to their length bucket, so that short texts are not padded to the longest; each
-(rows, length) compiles once per process.
+`continuation_logprobs` runs each text whole; `SharedPrefixScorer` computes common prefixes once. Its texts form a radix
+tree, whose nodes are run from the root down, in batches of nodes at one depth. Each row continues the state of its
+parent. An SCA layer's state has a fixed size and is copied to the children; keys and values stay in the batch that
+computed them, and a program collects those of a row's ancestors for one block at a time. The first tokens of all
+continuations of a context are scored from its last hidden state; only later tokens are run for each.
+
+The tree is traversed depth first, batch by batch, so at each depth the states of at most `rows` nodes are in memory. A
+run is padded on the right to its length bucket, and a batch to one row or `rows`; each combination compiles once per
+process.
+
+Letters, in addition to those of `model.nautile`: U rows of an earlier batch, A columns of all ancestors, C
+continuations of a context.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +27,12 @@ from jax import Array
 
 from nautile.common.errors import ConfigError
 from nautile.configs.model import ModelConfig
-from nautile.model.decoding.buckets import length_buckets
-from nautile.model.layers.common import Params
-from nautile.model.loss import token_logprobs
-from nautile.model.nautile import forward
+from nautile.model.decoding.cache import KeysValues, cast_matrices, empty_block, length_buckets
+from nautile.model.layers.attention import attention
+from nautile.model.layers.common import Params, compute_dtype
+from nautile.model.layers.sca import sca
+from nautile.model.loss import next_logits, token_logprobs
+from nautile.model.nautile import embed, forward
 
 
 def continuation_logprobs(
@@ -30,24 +45,33 @@ def continuation_logprobs(
     for index, (ids, first) in enumerate(sequences):
         refuse_unscorable(f"sequence {index}", len(ids), first, config)
     sums_N = np.zeros(len(sequences))
-    floor = 0
-    for length in length_buckets(config.context):
-        # The sequences of this bucket, similar lengths together.
-        members = sorted(
-            (i for i, (ids, _) in enumerate(sequences) if floor < len(ids) <= length),
-            key=lambda i: len(sequences[i][0]),
-        )
-        floor = length  # the lengths of the next bucket are above this
-        for start in range(0, len(members), rows):
-            batch = members[start : start + rows]
-            tokens_BL = np.zeros((rows, length), np.int32)
-            firsts_B, lengths_B = np.ones(rows, np.int32), np.ones(rows, np.int32)
-            for row, i in enumerate(batch):
-                ids, firsts_B[row] = sequences[i]
-                tokens_BL[row, : len(ids)] = ids
-                lengths_B[row] = len(ids)
-            sums_N[batch] = np.asarray(_sums(params, config, tokens_BL, firsts_B, lengths_B))[: len(batch)]
+    # Similar lengths together.
+    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i][0]))
+    for batch, tokens_BL, lengths_B in _bucket_batches([ids for ids, _ in sequences], order, rows, config):
+        firsts_B = np.ones(rows, np.int32)
+        firsts_B[: len(batch)] = [sequences[i][1] for i in batch]
+        sums_N[batch] = np.asarray(_sums(params, config, tokens_BL, firsts_B, lengths_B))[: len(batch)]
     return sums_N
+
+
+def _bucket_batches(
+    texts: Sequence[Sequence[int]], order: Iterable[int], rows: int, config: ModelConfig
+) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
+    """Texts of one length bucket share a compiled shape: indices of at most `rows` texts, their tokens and lengths.
+
+    The tokens [rows, L] are padded on the right, and a last batch with empty rows of length 1.
+    """
+    buckets = length_buckets(config.context)
+    members: dict[int, list[int]] = {length: [] for length in buckets}
+    for index in order:
+        members[_bucket(buckets, len(texts[index]))].append(index)
+    for length, bucket in members.items():
+        for start in range(0, len(bucket), rows):
+            batch = bucket[start : start + rows]
+            tokens_BL, lengths_B = np.zeros((rows, length), np.int32), np.ones(rows, np.int32)
+            for row, index in enumerate(batch):
+                tokens_BL[row, : len(texts[index])], lengths_B[row] = texts[index], len(texts[index])
+            yield batch, tokens_BL, lengths_B
 
 
 def refuse_unscorable(name: str, length: int, first: int, config: ModelConfig) -> None:
@@ -69,3 +93,333 @@ def _sums(params: Params, config: ModelConfig, tokens_BL: Array, firsts_B: Array
     # Column i predicts token i + 1.
     scored_BL = (column_L >= firsts_B[:, None] - 1) & (column_L < lengths_B[:, None] - 1)
     return jnp.sum(jnp.where(scored_BL, logprobs_BL, 0.0), axis=1)
+
+
+MINIMUM_RUN = 8  # tokens; with fewer, storing and copying the state costs more than running them again
+MAXIMUM_DEPTH = 4  # nodes on the path from the root to a leaf, whose states are in memory at the same time
+
+
+@dataclass
+class PrefixNode:
+    """A run of tokens that follows the parent's. members: indices of the sequences that end with it."""
+
+    tokens: Sequence[int]
+    members: list[int]
+    children: list["PrefixNode"] = field(default_factory=list)
+
+
+def prefix_tree(sequences: Sequence[Sequence[int]]) -> list[PrefixNode]:
+    """Build the radix tree of token sequences and return the children of its root.
+
+    A common run of only a few tokens becomes no node: the sequences that share it repeat it. Every sequence is a member
+    of one node, whose path spells it; equal sequences are members of the same node.
+    """
+    places: dict[tuple[int, ...], list[int]] = {}
+    for index, sequence in enumerate(sequences):
+        places.setdefault(tuple(sequence), []).append(index)
+    distinct = sorted(places)
+    # The number of leading tokens that each sequence shares with the one before it.
+    shared = np.array([0, *map(_common_length, distinct[:-1], distinct[1:])])
+    roots: list[PrefixNode] = []
+    # The sequences [first, end) share `agreed` tokens, the first `start` of which are in nodes already.
+    ranges = [(0, len(distinct), 0, 0, 1, roots)] if distinct else []
+    while ranges:
+        first, end, start, agreed, depth, siblings = ranges.pop()
+        cuts = [first, *(np.flatnonzero(shared[first + 1 : end] <= agreed) + first + 1).tolist(), end]
+        for begin, after in pairwise(cuts):
+            sequence = distinct[begin]
+            common = len(sequence) if after == begin + 1 else int(shared[begin + 1 : after].min())
+            ends = len(sequence) == common  # the first of a range is its shortest
+            below = begin + ends
+            is_inner = below < after and common - start >= MINIMUM_RUN and depth < MAXIMUM_DEPTH
+            node = PrefixNode(sequence[start:common], places[sequence] if ends else [])
+            if ends or is_inner:
+                siblings.append(node)
+            if is_inner:
+                ranges.append((below, after, common, common, depth + 1, node.children))
+            elif below < after:
+                ranges.append((below, after, start, common, depth, siblings))
+    return roots
+
+
+def _common_length(before: tuple[int, ...], after: tuple[int, ...]) -> int:
+    """The length of the longest common prefix."""
+    length = min(len(before), len(after))
+    return next((place for place in range(length) if before[place] != after[place]), length)
+
+
+SHORTEST_RUN = 4  # smallest bucket, of the tokens of a run and of the distinct first tokens of a context
+
+Group = tuple[Sequence[int], Sequence[Sequence[int]]]
+Item = TypeVar("Item")
+
+
+class PrefixBatch(NamedTuple):
+    """The states after a batch of runs, and the runs' own keys and values.
+
+    layers: in the order of the pattern, `SCAState` [blocks, U, ...] or keys and values [blocks, U, T, kv heads, H].
+    """
+
+    layers: tuple[Any, ...]
+    segments_UT: Array  # 1: token, 0: padding
+    parent_U: Array  # row in the previous batch of the path that each row continues
+    length_U: Array  # tokens since the root
+    hidden_UD: Array  # of the last token
+
+
+class _Continuation(NamedTuple):
+    """A continuation to score: its group and its index there, the row of its context, its ids."""
+
+    group: int
+    place: int
+    row: int
+    ids: Sequence[int]
+
+
+class SharedPrefixScorer:
+    """Scores continuations, `rows` at a time. The state after the last `beginning` is cached."""
+
+    def __init__(self, params: Params, config: ModelConfig, rows: int) -> None:
+        self._params, self._config = cast_matrices(params, config), config
+        self._sizes = sorted({1, rows})
+        self._lengths = length_buckets(config.context, SHORTEST_RUN)
+        self._first_counts = length_buckets(config.vocabulary, SHORTEST_RUN)
+        self._beginning: tuple[int, ...] | None = None
+        self._path: tuple[PrefixBatch, ...] = ()
+
+    def logprobs(self, beginning: Sequence[int], groups: Sequence[Group]) -> list[np.ndarray]:
+        """Σ log p(continuation | beginning + context) in nats for each group = (context, continuations).
+
+        Returns a float64 array [C] per group, in order. Common prefixes of the contexts are computed once. Raises
+        `ConfigError` for a text over the model's context, or a continuation with nothing before it.
+        """
+        for number, (context, continuations) in enumerate(groups):
+            before = len(beginning) + len(context)
+            for place, ids in enumerate(continuations):
+                name = f"continuation {place} of group {number}"
+                refuse_unscorable(name, before + len(ids), before, self._config)
+        sums = [np.zeros(len(continuations)) for _, continuations in groups]
+        # Kept between calls: the questions of a benchmark share their examples.
+        if self._beginning != tuple(beginning):
+            self._beginning, path = tuple(beginning), (_root(self._config),)
+            self._path = (*path, self._run(path, [(PrefixNode(beginning, []), 0)])) if beginning else path
+        tree = prefix_tree([context for context, _ in groups])
+        self._descend(self._path, [(node, 0) for node in tree], groups, sums)
+        return sums
+
+    def _descend(
+        self,
+        path: tuple[PrefixBatch, ...],
+        nodes: list[tuple[PrefixNode, int]],
+        groups: Sequence[Group],
+        sums: list[np.ndarray],
+    ) -> None:
+        """Run nodes, each after its row in the last batch of `path`, and add the scores of their subtrees to `sums`."""
+        for batch in self._batches(nodes, [len(node.tokens) for node, _ in nodes]):
+            extended = (*path, self._run(path, batch))
+            continuations = [
+                _Continuation(group, place, row, ids)
+                for row, (node, _) in enumerate(batch)
+                for group in node.members
+                for place, ids in enumerate(groups[group][1])
+                if len(ids)
+            ]
+            if continuations:
+                self._score(extended, continuations, sums)
+            children = [(child, row) for row, (node, _) in enumerate(batch) for child in node.children]
+            self._descend(extended, children, groups, sums)
+
+    def _run(self, path: tuple[PrefixBatch, ...], batch: list[tuple[PrefixNode, int]]) -> PrefixBatch:
+        source_B, lengths_B, tokens_BT = self._padded([(node.tokens, row) for node, row in batch])
+        return _run(self._params, self._config, path, source_B, tokens_BT, lengths_B)
+
+    def _score(self, path: tuple[PrefixBatch, ...], continuations: list[_Continuation], sums: list[np.ndarray]) -> None:
+        """Add the log-probabilities of continuations of the contexts in the last batch of `path`."""
+        # Start all programs before waiting for the first result. `columns` numbers each row's distinct first tokens.
+        columns: list[dict[int, int]] = [{} for _ in path[-1].parent_U]
+        for item in continuations:
+            columns[item.row].setdefault(item.ids[0], len(columns[item.row]))
+        targets_UC = np.zeros((len(columns), _bucket(self._first_counts, max(map(len, columns)))), np.int32)
+        for row, distinct in enumerate(columns):
+            targets_UC[row, : len(distinct)] = list(distinct)
+        firsts_UC = _first_logprobs(self._params, self._config, path[-1].hidden_UD, targets_UC)
+        longer = [item for item in continuations if len(item.ids) > 1]
+        later = []
+        for batch in self._batches(longer, [len(item.ids) - 1 for item in longer]):
+            source_B, lengths_B, tokens_BT = self._padded([(item.ids[:-1], item.row) for item in batch])
+            _, _, targets_BT = self._padded([(item.ids[1:], item.row) for item in batch])
+            later.append(
+                (batch, _later_logprobs(self._params, self._config, path, source_B, tokens_BT, targets_BT, lengths_B))
+            )
+        first_logprobs_UC = np.asarray(firsts_UC)
+        for item in continuations:
+            sums[item.group][item.place] += first_logprobs_UC[item.row, columns[item.row][item.ids[0]]]
+        for batch, values_B in later:
+            for item, value in zip(batch, np.asarray(values_B)[: len(batch)], strict=True):
+                sums[item.group][item.place] += value
+
+    def _batches(self, items: list[Item], lengths: list[int]) -> Iterator[list[Item]]:
+        """Batches of items in the same length bucket, at most the scorer's `rows` in each."""
+        members: dict[int, list[Item]] = {}
+        for item, length in zip(items, lengths, strict=True):
+            members.setdefault(_bucket(self._lengths, length), []).append(item)
+        most = self._sizes[-1]
+        for _, bucket in sorted(members.items()):
+            yield from (bucket[start : start + most] for start in range(0, len(bucket), most))
+
+    def _padded(self, runs: list[tuple[Sequence[int], int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Arrays of runs (tokens, row of the parent): rows of the parents [B], lengths [B] and padded tokens [B, T]."""
+        size = _bucket(self._sizes, len(runs))
+        source_B, lengths_B = np.zeros(size, np.int32), np.zeros(size, np.int32)
+        tokens_BT = np.zeros((size, _bucket(self._lengths, max(len(tokens) for tokens, _ in runs))), np.int32)
+        for row, (tokens, source) in enumerate(runs):
+            source_B[row], lengths_B[row], tokens_BT[row, : len(tokens)] = source, len(tokens), tokens
+        return source_B, lengths_B, tokens_BT
+
+
+def _bucket(sizes: Sequence[int], needed: int) -> int:
+    """The smallest size that is enough; `sizes` are in increasing order."""
+    return next(size for size in sizes if size >= needed)
+
+
+def _root(config: ModelConfig) -> PrefixBatch:
+    """The batch of the empty text, which all others continue."""
+    dtype = compute_dtype(config)
+    no_columns = jnp.zeros((config.blocks, 1, 0, config.kv_heads, config.attention_head_dim), dtype)
+    layers = tuple(
+        (no_columns, no_columns)
+        if isinstance(state, KeysValues)
+        else jax.tree.map(lambda part: jnp.broadcast_to(part, (config.blocks, *part.shape)), state)
+        for state in empty_block(config, 1, 0)
+    )
+    zero, hidden = jnp.zeros(1, jnp.int32), jnp.zeros((1, config.width), dtype)
+    return PrefixBatch(layers, jnp.zeros((1, 0), jnp.int32), zero, zero, hidden)
+
+
+def _hidden(
+    params: Params,
+    config: ModelConfig,
+    path: tuple[PrefixBatch, ...],
+    source_B: Array,
+    tokens_BT: Array,
+    lengths_B: Array,
+) -> tuple[Array, PrefixBatch]:
+    """Run tokens after rows `source_B` of the last batch of `path`: the residual stream [B, T, D], and their batch."""
+    last = path[-1]
+    rows = [source_B]  # in each batch of the path, the row that a run descends from
+    for batch in reversed(path[1:]):
+        rows.insert(0, batch.parent_U[rows[0]])
+    columns_T = jnp.arange(tokens_BT.shape[1])
+    segments_BT = (columns_T < lengths_B[:, None]).astype(jnp.int32)
+    positions_BT = last.length_U[source_B][:, None] + columns_T
+    segments_BA = jnp.concatenate([batch.segments_UT[row] for batch, row in zip(path, rows, strict=True)], axis=1)
+
+    def of_ancestors(parts: tuple[Array, ...]) -> Array:
+        return jnp.concatenate([part[row] for part, row in zip(parts, rows, strict=True)], axis=1)
+
+    def block(x_BTD: Array, stacked: tuple) -> tuple[Array, tuple]:
+        layers, parents = stacked
+        states: list[Any] = []
+        for (letter, name), parent in zip(config.layers, parents, strict=True):
+            if letter == "S":
+                initial = jax.tree.map(lambda part: part[source_B], parent)
+                x_BTD, state = sca(layers[name], config, x_BTD, segments_BT, positions_BT, initial)
+                states.append(state)
+            else:
+                keys, values = zip(*parent, strict=True)
+                prefix = (of_ancestors(keys), of_ancestors(values), segments_BA)
+                x_BTD, keys_values = attention(layers[name], config, x_BTD, segments_BT, positions_BT, prefix)
+                states.append(keys_values)
+        return x_BTD, tuple(states)
+
+    # Of an SCA layer the state of the parents, of an attention layer the keys and values of all ancestors.
+    parents = tuple(
+        last.layers[index] if letter == "S" else tuple(batch.layers[index] for batch in path)
+        for index, letter in enumerate(config.pattern)
+    )
+    hidden_BTD, states = jax.lax.scan(block, embed(params, config, tokens_BT), (params["blocks"], parents))
+    # The last hidden state of an empty run is that of its parent.
+    ends_BTD = jnp.concatenate([last.hidden_UD[source_B][:, None], hidden_BTD], axis=1)
+    final_BD = jnp.take_along_axis(ends_BTD, lengths_B[:, None, None], axis=1)[:, 0]
+    length_B = last.length_U[source_B] + lengths_B
+    return hidden_BTD, PrefixBatch(states, segments_BT, source_B, length_B, final_BD)
+
+
+@partial(jax.jit, static_argnames="config")
+def _run(
+    params: Params,
+    config: ModelConfig,
+    path: tuple[PrefixBatch, ...],
+    source_B: Array,
+    tokens_BT: Array,
+    lengths_B: Array,
+) -> PrefixBatch:
+    return _hidden(params, config, path, source_B, tokens_BT, lengths_B)[1]
+
+
+@partial(jax.jit, static_argnames="config")
+def _first_logprobs(params: Params, config: ModelConfig, hidden_UD: Array, targets_UC: Array) -> Array:
+    """log p of each target [U, C] as the next token after hidden states [U, D]."""
+    logits_UV = next_logits(hidden_UD, params["embedding"], config)
+    chosen_UC = jnp.take_along_axis(logits_UV, targets_UC, axis=1)
+    return chosen_UC - jax.nn.logsumexp(logits_UV, axis=1, keepdims=True)
+
+
+@partial(jax.jit, static_argnames="config")
+def _later_logprobs(
+    params: Params,
+    config: ModelConfig,
+    path: tuple[PrefixBatch, ...],
+    source_B: Array,
+    tokens_BT: Array,
+    targets_BT: Array,
+    lengths_B: Array,
+) -> Array:
+    """Σ log p(target) [B] over the first `lengths_B` targets of each run."""
+    hidden_BTD, _ = _hidden(params, config, path, source_B, tokens_BT, lengths_B)
+    logprobs_BT, _ = token_logprobs(params, config, hidden_BTD, targets_BT)
+    return jnp.sum(jnp.where(jnp.arange(tokens_BT.shape[1]) < lengths_B[:, None], logprobs_BT, 0.0), axis=1)
+
+
+Pooling = Literal["last", "mean"]
+
+
+def pooled_states(
+    params: Params,
+    config: ModelConfig,
+    texts: Sequence[Sequence[int]],
+    rows: int,
+    pooling: Pooling = "last",
+    done: Callable[[int], None] = lambda _: None,
+) -> np.ndarray:
+    """The residual stream after the last block, at each text's last token or its mean over tokens: float32 [texts, D].
+
+    rows: texts per batch. done: called with the number of texts finished. Raises `ConfigError` for a text without
+    tokens or over the model's context.
+    """
+    for number, ids in enumerate(texts, 1):
+        refuse_unreadable(number, len(ids), config)
+    features_ND = np.zeros((len(texts), config.width), np.float32)
+    finished = 0
+    for batch, tokens_BL, lengths_B in _bucket_batches(texts, range(len(texts)), rows, config):
+        features_ND[batch] = np.asarray(_pooled(params, config, tokens_BL, lengths_B, pooling))[: len(batch)]
+        finished += len(batch)
+        done(finished)
+    return features_ND
+
+
+def refuse_unreadable(number: int, tokens: int, config: ModelConfig) -> None:
+    """Raise `ConfigError` for a text without tokens or over the model's context."""
+    if not 0 < tokens <= config.context:
+        raise ConfigError(f"text {number} has {tokens} tokens, and the model reads 1 to {config.context}")
+
+
+@partial(jax.jit, static_argnames=("config", "pooling"))
+def _pooled(params: Params, config: ModelConfig, tokens_BL: Array, lengths_B: Array, pooling: Pooling) -> Array:
+    column_L = jnp.arange(tokens_BL.shape[1])
+    inside_BL = column_L < lengths_B[:, None]
+    positions_BL = jnp.broadcast_to(column_L, tokens_BL.shape)
+    hidden_BLD = forward(params, config, tokens_BL, inside_BL.astype(jnp.int32), positions_BL).astype(jnp.float32)
+    if pooling == "mean":
+        return jnp.sum(jnp.where(inside_BL[..., None], hidden_BLD, 0.0), axis=1) / lengths_B[:, None]
+    return jnp.take_along_axis(hidden_BLD, lengths_B[:, None, None] - 1, axis=1)[:, 0]

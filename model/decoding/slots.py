@@ -5,13 +5,18 @@ slots, and `advance` decodes some tokens in every slot. The shapes of `advance` 
 the context, so it compiles once. A slot's prompt starts at column 0, so a sample depends neither on when it joins nor
 on the other slots.
 
+The engine decides which request is in which slot; a runtime's `SlotPrograms` hold the slots' state. All runtimes sample
+with `draw_tokens`, so equal logits give equal samples.
+
 Letters: B slots (or rows of prompts), R rows to fill, P prompt columns, S positions of the context, T tokens of a
 stride, N alternatives, and those of `model.decoding.cache`.
 """
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +24,95 @@ import numpy as np
 from jax import Array
 
 from nautile.configs.model import ModelConfig
-from nautile.model.decoding.cache import BlockCache, DecodeWeights, decode_ragged, empty_block, map_columns, prefill
-from nautile.model.decoding.requests import DecodeRequest
+from nautile.model.decoding.cache import (
+    BlockCache,
+    DecodeWeights,
+    decode_ragged,
+    decode_weights,
+    empty_block,
+    length_buckets,
+    map_columns,
+    prefill,
+)
+from nautile.model.decoding.constrained import Constraint, ReplyMask
 from nautile.model.decoding.sampling import draw_each, likeliest, only_allowed, sample_keys, uniforms
 from nautile.model.layers.common import Params, compute_dtype
 from nautile.model.loss import chunks, join_chunks, next_logits
+
+FinishReason = Literal["stop", "length"]
+
+
+class QueueFull(RuntimeError):
+    """The queue is full; retry after about `retry_after` seconds."""
+
+    def __init__(self, waiting: int, retry_after: int) -> None:
+        super().__init__(f"{waiting} requests are waiting, and the queue holds no more; try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class EngineStopped(RuntimeError):
+    """The engine accepts no more requests: it is shutting down, or it has failed."""
+
+
+@dataclass(frozen=True)
+class DecodeRequest:
+    """A request for one sample, or with `max_tokens` 0 for the scores of a prompt.
+
+    seed: identifies the sample, as in `model.decoding.generate`.
+    score_prompt: also return the log-probabilities of the prompt's tokens.
+    alternatives: number of likeliest tokens to return at each position.
+    constraint: grammar of the answer; log-probabilities are then those under its masks.
+    """
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    seed: tuple[int, ...] = (0,)
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    thinking_budget: int | None = None
+    score_prompt: bool = False
+    alternatives: int = 0
+    constraint: Constraint | None = None
+
+
+@dataclass(frozen=True)
+class PromptScores:
+    """log p of each prompt token after the first, and the likeliest alternatives (id, log p) at its position."""
+
+    logprobs: list[float]
+    alternatives: list[list[tuple[int, float]]]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The next tokens of a sample, ending with the stop id if there is one; `finish` is set on the last chunk."""
+
+    ids: list[int]
+    logprobs: list[float]
+    alternatives: list[list[tuple[int, float]]]
+    finish: FinishReason | None
+
+
+@dataclass(frozen=True)
+class RequestFailed:
+    """The engine failed or was stopped before the sample was complete, or the sample's constraint failed."""
+
+    message: str
+
+
+EngineEvent = PromptScores | Chunk | RequestFailed
+
+
+@dataclass(eq=False)
+class Handle:
+    """A request in the queue or in a slot."""
+
+    request: DecodeRequest
+    cancelled: bool = False
+    mask: ReplyMask | None = None  # of a request with a constraint, once it is in a slot
+    submitted_at: float = field(default_factory=time.monotonic)
+
 
 MAX_ALTERNATIVES = 20  # per generated token, as in OpenAI's API
 MAX_PROMPT_ALTERNATIVES = 5  # per scored prompt token
@@ -222,7 +311,6 @@ def advance(
         if allowed_BW is not None:
             logits_BV = only_allowed(logits_BV, allowed_BW)
         tokens, after = draw_tokens(slots, logits_BV, config, stops, think_end)
-        # Run the token through the model: its hidden state predicts the next one.
         hidden_BD, blocks = decode_ragged(weights, config, tokens.ids_B, slots.blocks, slots.positions_B)
         after = after._replace(blocks=blocks, hidden_BD=hidden_BD)
         output = SlotOutput(
@@ -295,3 +383,69 @@ def _scores(params: Params, config: ModelConfig, x_BPD: Array, tokens_BP: Array)
     length = tokens_BP.shape[1] - 1
     scores = jax.lax.map(score, (chunks(x_BPD[:, :-1], SCORE_CHUNK), chunks(tokens_BP[:, 1:], SCORE_CHUNK)))
     return jax.tree.map(lambda array: join_chunks(array, length), scores)
+
+
+class SlotPrograms(Protocol):
+    """Protocol of a runtime's slots.
+
+    count: number of slots. stops: ids that end a sample. lengths: column counts that prompts are padded to; empty if
+    the runtime takes any length.
+    """
+
+    config: ModelConfig
+    count: int
+    stops: tuple[int, ...]
+
+    @property
+    def lengths(self) -> Sequence[int]: ...
+
+    def start(self) -> None:
+        """Allocate the slots. Called once, in the thread that calls the other methods."""
+        ...
+
+    def prefill(self, tokens_BP: np.ndarray, lengths_B: np.ndarray, score: bool) -> tuple[Any, PrefillScores | None]:
+        """Prefill right-aligned prompts; with `score` also return the log-probabilities of their tokens."""
+        ...
+
+    def fill(self, prefilled: Any, source_R: np.ndarray, slots_R: np.ndarray, settings: SlotSettings) -> None:
+        """Start a sample of prompt `source_R[r]` in slot `slots_R[r]`; ignore rows whose slot does not exist."""
+        ...
+
+    def advance(self, occupied_B: np.ndarray, stride: int, allowed_BW: np.ndarray | None = None) -> SlotOutput:
+        """Decode up to `stride` tokens in every active slot that is occupied, among those allowed by the masks."""
+        ...
+
+
+class JaxSlots:
+    """`SlotPrograms` with the JAX programs of `model.decoding.slots`."""
+
+    def __init__(
+        self,
+        params: Params,
+        config: ModelConfig,
+        stops: tuple[int, ...],
+        think_end: int,
+        count: int,
+        longest: int | None = None,
+    ) -> None:
+        """`longest`: the longest prompt in tokens; None: the context."""
+        self.config, self.count, self.stops = config, count, stops
+        buckets = length_buckets(config.context)
+        self.lengths = buckets[: 1 + next(i for i, n in enumerate(buckets) if n >= (longest or config.context))]
+        self._params, self._think_end = params, think_end
+
+    def start(self) -> None:
+        self._weights = decode_weights(self._params, self.config, transposed=True)
+        self._slots = empty_slots(self.config, self.count)
+
+    def prefill(self, tokens_BP: np.ndarray, lengths_B: np.ndarray, score: bool) -> tuple[Any, PrefillScores | None]:
+        return prefill_prompts(self._params, jnp.asarray(tokens_BP), jnp.asarray(lengths_B), self.config, score)
+
+    def fill(self, prefilled: Any, source_R: np.ndarray, slots_R: np.ndarray, settings: SlotSettings) -> None:
+        self._slots = fill_slots(self._slots, prefilled, source_R, slots_R, settings)
+
+    def advance(self, occupied_B: np.ndarray, stride: int, allowed_BW: np.ndarray | None = None) -> SlotOutput:
+        self._slots, output = advance(
+            self._weights, self._slots, occupied_B, self.config, self.stops, self._think_end, stride, allowed_BW
+        )
+        return output

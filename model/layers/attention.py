@@ -11,10 +11,9 @@ from flax import nnx
 from jax import Array
 
 from nautile.configs.model import ModelConfig
-from nautile.model.layers.common import Params, linear, matrix, normals, rms_norm, rope_angles, rotate
+from nautile.model.layers.common import MASKED, Params, linear, matrix, normals, rms_norm, rope_angles, rotate
 
 QUERY_BLOCK = 256
-_MASKED = -1e30
 
 
 class Attention(nnx.Module):
@@ -122,7 +121,7 @@ def _attend_block(
     # R: query heads of a group, which share its keys.
     order, head_axes = ("bgtrs", (1, 3)) if by_query else ("bgrts", (1, 2))
     scores = jnp.einsum(f"btgrh,bsgh->{order}", q_BTGRH, k_BSGH, preferred_element_type=jnp.float32)
-    scores = jnp.where(jnp.expand_dims(visible_BTS, head_axes), scores * head_dim**-0.5, _MASKED)
+    scores = jnp.where(jnp.expand_dims(visible_BTS, head_axes), scores * head_dim**-0.5, MASKED)
     weights = jax.nn.softmax(scores, axis=-1).astype(v_BSGH.dtype)
     return jnp.einsum(f"{order},bsgh->btgrh", weights, v_BSGH).reshape(q_BTNH.shape)
 

@@ -14,9 +14,10 @@ from flax import nnx
 from jax import Array
 
 from nautile.configs.model import ModelConfig
-from nautile.model.layers.mixing.parts import sine_cosine
+from nautile.model.layers.mixing.chunked import sine_cosine
 
 Params = dict[str, Any]
+MASKED = -1e30  # a logit or score; not -inf, whose product with a probability of 0 would be NaN
 
 
 def compute_dtype(config: ModelConfig) -> jnp.dtype:

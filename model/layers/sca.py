@@ -29,8 +29,8 @@ from nautile.model.layers.common import (
     prepend_history,
     rms_norm,
 )
+from nautile.model.layers.mixing.chunked import MixState, Operands
 from nautile.model.layers.mixing.operator import mix, mix_step
-from nautile.model.layers.mixing.parts import MixState, Operands
 from nautile.model.sharding import ROWS, WHOLE, on_each_device
 
 # The range of the grid, that of the initial decays over the heads, and the bounds of the author's decay weights.
@@ -44,7 +44,7 @@ class SCA(nnx.Module):
 
     def __init__(self, config: ModelConfig, depth: int, rngs: nnx.Rngs) -> None:
         width, heads, head_dim = config.width, config.memory_heads, config.head_dim
-        samples, inner, taps = config.spectral_samples, projection_width(config), config.convolution
+        samples, inner, taps = config.spectral_samples, config.projection_width, config.convolution
         expanded = config.readout_expand * head_dim
         normal = normals(
             rngs,
@@ -94,12 +94,6 @@ class Spectrum(NamedTuple):
     decay_K: Array
     grid_KHM: Array
     weights_KHM: Array
-
-
-def projection_width(config: ModelConfig) -> int:
-    """Columns of the input projection: keys, scores, and real and imaginary queries; 5,136 in the paper."""
-    queries = config.query_heads * config.head_dim * config.spectral_samples
-    return config.memory_heads * (config.head_dim + 1) + 2 * queries
 
 
 def spectrum(params: Params, config: ModelConfig) -> Spectrum:

@@ -1,14 +1,52 @@
-"""The runtimes by name, as for the option `--runtime`."""
+"""The runtimes by name, as for the option `--runtime`: JAX for checkpoints, onnxruntime for exports.
 
-from collections.abc import Callable
+Both have the configurations of the model and its tokenizer, a `name` with the digest of the weights, a `sampler` of
+replies (equal prompt and seed, equal sample), and the `slots` of a batching engine.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from nautile.common.errors import ConfigError
+from nautile.common.files import sha256_of
+from nautile.model.decoding.generate import Completion, Generator
+from nautile.model.decoding.sampling import Sampling
+from nautile.model.decoding.slots import JaxSlots
 from nautile.model.exports.onnx.folder import is_onnx_export
-from nautile.model.runtimes.jax_runtime import JaxRuntime
+from nautile.model.layers.common import Params
 from nautile.model.runtimes.onnx_runtime import OnnxRuntime
-from nautile.model.runtimes.protocol import Runtime
+from nautile.model.weights.files import WEIGHTS, load_weights
 
+
+class JaxSampler:
+    """A `Generator` with its parameters."""
+
+    def __init__(self, params: Params, generator: Generator) -> None:
+        self._params, self._generator = params, generator
+        self.prompt_length = generator.prompt_length
+
+    def __call__(self, prompts: Sequence[Sequence[int]], seeds: Sequence[tuple[int, ...]]) -> list[Completion]:
+        return self._generator(self._params, prompts, seeds)
+
+    def stream(self, prompt: Sequence[int], seed: tuple[int, ...]) -> Iterator[Completion]:
+        return self._generator.stream(self._params, prompt, seed)
+
+
+class JaxRuntime:
+    """The runtime for the checkpoint in `folder`. Raises ConfigError if it cannot be read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.params, self.config, self.tokenizer = load_weights(folder)
+        self.name = f"checkpoint {sha256_of(folder / WEIGHTS)[:12]}"
+
+    def sampler(self, sampling: Sampling, rows: int, prompt_length: int) -> JaxSampler:
+        return JaxSampler(self.params, Generator(self.config, sampling, rows, prompt_length))
+
+    def slots(self, stops: tuple[int, ...], think_end: int, count: int, longest: int | None = None) -> JaxSlots:
+        return JaxSlots(self.params, self.config, stops, think_end, count, longest)
+
+
+Runtime = JaxRuntime | OnnxRuntime
 RUNTIMES: dict[str, Callable[[Path], Runtime]] = {"jax": JaxRuntime, "onnx": OnnxRuntime}
 
 

@@ -3,6 +3,7 @@
 Letters as in `model.exports.onnx.graphs`; R rows of prompts, P their columns.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +12,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import onnxruntime
 from scipy.special import log_softmax
 
 from nautile.common.errors import ConfigError
-from nautile.model.decoding.generate import Sampled
-from nautile.model.decoding.requests import DecodeRequest
+from nautile.common.processes import bounded_memory
+from nautile.common.text import first_line
+from nautile.configs.model import ModelConfig
+from nautile.model.decoding.generate import Sampled, refuse_over_context
 from nautile.model.decoding.sampling import Sampling, likeliest, only_allowed
-from nautile.model.decoding.scoring import refuse_unscorable
-from nautile.model.decoding.shared_prefix import Group
+from nautile.model.decoding.scoring import Group, Pooling, refuse_unreadable, refuse_unscorable
 from nautile.model.decoding.slots import (
     MAX_PROMPT_ALTERNATIVES,
+    DecodeRequest,
     PrefilledPrompts,
     PrefillScores,
     SlotOutput,
@@ -30,10 +34,19 @@ from nautile.model.decoding.slots import (
     slot_settings,
     slots_without_caches,
 )
-from nautile.model.exports.onnx.folder import check_digests
-from nautile.model.exports.onnx.signature import HIDDEN, PAST, sca_shapes
-from nautile.model.features import Pooling, refuse_unreadable
-from nautile.model.runtimes.onnx_sessions import load_sessions
+from nautile.model.exports.onnx.folder import PROMPT, STEP, WEIGHTS, check_digests
+from nautile.model.exports.onnx.signature import (
+    CHUNK,
+    HIDDEN,
+    PAST,
+    Shape,
+    attention_layers,
+    hidden_shape,
+    logits_shape,
+    sca_shapes,
+    state_shapes,
+    token_shapes,
+)
 from nautile.model.weights.files import CONFIG, read_config
 
 STREAM_STRIDE = 4  # tokens per part of a streamed reply
@@ -51,7 +64,7 @@ class PromptState:
 
 
 class OnnxRuntime:
-    """A `model.runtimes.protocol.Runtime` for the export in `folder`.
+    """The runtime for the export in `folder`.
 
     threads: of onnxruntime; 0: one per core. Raises ConfigError if the folder is no ONNX export, if a file is missing
     or changed, or if the graphs do not fit the configuration.
@@ -64,11 +77,7 @@ class OnnxRuntime:
         self.prompt, self.step = load_sessions(folder, self.config, threads)
 
     def sampler(self, sampling: Sampling, rows: int, prompt_length: int) -> "OnnxSampler":
-        if prompt_length + sampling.max_tokens > self.config.context:
-            raise ConfigError(
-                f"generate: prompt_length {prompt_length} + max_tokens {sampling.max_tokens} = "
-                f"{prompt_length + sampling.max_tokens} is over the model's context of {self.config.context} tokens"
-            )
+        refuse_over_context(self.config, sampling, prompt_length)
         return OnnxSampler(self, sampling, rows, prompt_length)
 
     def slots(self, stops: tuple[int, ...], think_end: int, count: int, longest: int | None = None) -> "OnnxSlots":
@@ -83,7 +92,7 @@ class OnnxRuntime:
         return state.pop("logits"), state
 
     def pooled_states(self, texts: Sequence[Sequence[int]], pooling: Pooling) -> np.ndarray:
-        """As `model.features.pooled_states`: features for a head, float32 [texts, D].
+        """As `model.decoding.scoring.pooled_states`: features for a head, float32 [texts, D].
 
         One text at a time, because the matrix products of its tokens already keep the cores busy. Raises ConfigError
         for a text that is empty or over the context, and if the graphs have no output of hidden states.
@@ -101,7 +110,7 @@ class OnnxRuntime:
 
 
 class OnnxSlots:
-    """`model.decoding.slot_programs.SlotPrograms` with the two graphs.
+    """`model.decoding.slots.SlotPrograms` with the two graphs.
 
     Only the slots up to the last one in use are computed. No state is copied between steps: keys and values are written
     in place, and the sums alternate between two sets of arrays (double buffering).
@@ -116,7 +125,6 @@ class OnnxSlots:
     def start(self) -> None:
         self._slots = slots_without_caches(self.config, self.count)
         self._logits_BV = np.zeros((self.count, self.config.vocabulary), np.float32)
-        # Names and shapes of the past state, as the step graph declares them.
         shapes = {
             part.name.removeprefix(PAST): part.shape
             for part in self._runtime.step.get_inputs()
@@ -159,7 +167,6 @@ class OnnxSlots:
         bind(binding.bind_input, "tokens", self._tokens_B1)
         bind(binding.bind_input, "positions", self._positions_B)
         bind(binding.bind_output, "logits", self._logits_BV, (self._rows, 1, self.config.vocabulary))
-        # The sums are read from one set of arrays and written to the other; keys and values are updated in place.
         for name in past:
             bind(binding.bind_input, PAST + name, past[name])
             bind(binding.bind_output, name, after[name])
@@ -214,7 +221,6 @@ class OnnxSlots:
             sampled, slots = self._draw(slots, logits_BV, self.config, self.stops, self._think_end)
             steps.append(tuple(map(np.asarray, sampled)))
             counts += active_B
-            # Run the tokens through the model, unless all samples have ended.
             if np.asarray(slots.active_B).any():
                 self.run(steps[-1][0], positions_B, int(active_B.nonzero()[0][-1]) + 1)
         self._slots = slots
@@ -246,12 +252,12 @@ class _BoundStep:
     binding: Any
 
 
-def _concrete_shape(shape: Sequence[int | str], **sizes: int) -> list[int]:
-    return [sizes.get(size, 0) if isinstance(size, str) else size for size in shape]
+def _concrete_shape(shape: Shape, **sizes: int) -> tuple[int, ...]:
+    return tuple(sizes[size] if isinstance(size, str) else size for size in shape)
 
 
 class OnnxScorer:
-    """`model.decoding.shared_prefix.SharedPrefixScorer` for onnxruntime, `rows` continuations at a time.
+    """`model.decoding.scoring.SharedPrefixScorer` for onnxruntime, `rows` continuations at a time.
 
     Each context is read once and its state copied to its continuations, which are run token by token.
     """
@@ -290,7 +296,7 @@ class OnnxScorer:
 
 
 class OnnxSampler:
-    """`model.runtimes.protocol.ReplySampler` with slots: a slot whose sample has ended takes the next prompt."""
+    """Samples with fixed settings, with slots: a slot whose sample has ended takes the next prompt."""
 
     def __init__(self, runtime: OnnxRuntime, sampling: Sampling, rows: int, prompt_length: int) -> None:
         self.prompt_length = prompt_length
@@ -362,3 +368,202 @@ def _scores(logits_BPV: np.ndarray, tokens_BP: np.ndarray, lengths_B: np.ndarray
         return np.stack([np.roll(row, shift, 0) for row, shift in zip(np.asarray(part), shifts_B, strict=True)])
 
     return PrefillScores(*map(align_right, parts))
+
+
+FREE_BYTES, THREAD_BYTES = 2**30, 2**27  # memory allowed for loading, besides the weights: in total, and per core
+_SILENT = 4  # log level: onnxruntime raises its errors, and would also log them
+
+
+def load_sessions(
+    folder: Path, config: ModelConfig, threads: int
+) -> tuple[onnxruntime.InferenceSession, onnxruntime.InferenceSession]:
+    """Load the graphs of the export in `folder`, after checking that they are those of the model: prompt and step.
+
+    Digests show that a folder is unchanged, not who wrote it. So the graphs are scanned before loading, compared with
+    the configuration, and run for one token in limited memory: a graph could allocate any amount. threads: of
+    onnxruntime; 0: one per core. Raises ConfigError if the graphs do not fit the configuration.
+    """
+    for name in (PROMPT, STEP):
+        check_graph(folder / name, WEIGHTS)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = _SILENT
+    # Each session holds its own packed copy of the weights.
+    limit = 4 * (folder / WEIGHTS).stat().st_size + FREE_BYTES + (os.cpu_count() or 1) * THREAD_BYTES
+    try:
+        with bounded_memory(limit):
+            prompt, step = (
+                onnxruntime.InferenceSession(
+                    folder / name, options, providers=["CPUExecutionProvider"], enable_fallback=0
+                )
+                for name in (PROMPT, STEP)
+            )
+            for name, session in (("prompt", prompt), ("step", step)):
+                _check_signature(session, config, name)
+                _check_token(session, config, name)
+    except Exception as error:  # onnxruntime's own errors have no common type
+        cause = "not enough memory" if isinstance(error, MemoryError) else first_line(error)
+        raise ConfigError(f"{folder}: onnxruntime cannot run it ({cause}); export the checkpoint again") from None
+    return prompt, step
+
+
+def _check_signature(session: onnxruntime.InferenceSession, config: ModelConfig, graph: str) -> None:
+    """Raise ValueError unless names, types and shapes are those of this model."""
+    graph_inputs, graph_outputs = session.get_inputs(), session.get_outputs()
+    has_hidden = graph == "prompt" and any(output.name == HIDDEN for output in graph_outputs)
+    # Checked first, because a configuration may name any number of blocks.
+    if len(graph_outputs) != 1 + has_hidden + 2 * attention_layers(config) + len(sca_shapes(config)):
+        raise ValueError(f"the {graph} graph has {len(graph_outputs)} outputs, not those of {config.blocks} blocks")
+    state = state_shapes(config)
+    inputs = {name: ("tensor(int64)", shape) for name, shape in token_shapes(graph).items()}
+    if graph == "step":
+        inputs |= {PAST + name: ("tensor(float)", shape) for name, shape in state.items()}
+    outputs = {
+        name: ("tensor(float)", shape) for name, shape in {"logits": logits_shape(config, graph), **state}.items()
+    }
+    if has_hidden:
+        outputs[HIDDEN] = ("tensor(float)", hidden_shape(config))
+    for kind, values, expected in (("input", graph_inputs, inputs), ("output", graph_outputs, outputs)):
+        actual = {value.name: (value.type, tuple(value.shape)) for value in values}
+        for name in sorted(expected.keys() | actual.keys()):
+            if expected.get(name) != actual.get(name):
+                raise ValueError(
+                    f"{kind} {name[:40]!r} of the {graph} graph is {_describe(actual.get(name))}, and the model in "
+                    f"config.json has {_describe(expected.get(name))}"
+                )
+
+
+def _check_token(session: onnxruntime.InferenceSession, config: ModelConfig, graph: str) -> None:
+    """Run a graph for the last token of a context; raise ValueError if an output lacks the declared shape."""
+    sizes = {"B": 1, "L": 1, "P": 1, "S": CHUNK if graph == "prompt" else config.context}
+    feeds: dict[str, np.ndarray] = {}
+    for value in session.get_inputs():
+        dtype = np.int64 if value.type == "tensor(int64)" else np.float32
+        feeds[value.name] = np.zeros(_concrete_shape(value.shape, **sizes), dtype)
+    # One token: of a prompt the first, and of a step the last of the context, whose state has all columns.
+    if graph == "prompt":
+        feeds["lengths"] += 1
+    else:
+        feeds["positions"] += config.context - 1
+    outputs = session.get_outputs()
+    for value, array in zip(outputs, session.run([value.name for value in outputs], feeds), strict=True):
+        if array.shape != _concrete_shape(value.shape, **sizes):
+            raise ValueError(
+                f"output {value.name[:40]!r} of the {graph} graph has the shape {array.shape}, not {value.shape}"
+            )
+
+
+def _describe(value: tuple[str, Shape] | None) -> str:
+    return "none" if value is None else f"{value[0]} {list(value[1])}"
+
+
+LARGEST_GRAPH = 2**26  # bytes; the graphs of the published model have 0.3 MB
+OPERATORS = {
+    "Add", "BitShift", "BitwiseAnd", "Cast", "Clip", "Concat", "Cos", "Div", "Equal", "Exp", "Gather",
+    "GatherBlockQuantized", "GatherND", "Gemm", "GreaterOrEqual", "GroupQueryAttention", "Identity", "MatMul",
+    "MatMulNBits", "Max", "Mod", "Mul", "Neg", "Pad", "Pow", "Range", "Reciprocal", "ReduceMax", "ReduceMean",
+    "ReduceSum", "Reshape", "Shape", "Sigmoid", "Sin", "SkipSimplifiedLayerNormalization", "Slice", "Softplus",
+    "Softsign", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where",
+}  # fmt: skip
+_DOMAINS = {"", "ai.onnx", "com.microsoft"}
+_GRAPH, _TRAINING, _FUNCTION = 7, 20, 25  # of ModelProto
+_NODE, _INITIALIZER, _SPARSE = 1, 5, 15  # of GraphProto
+_OPERATOR, _ATTRIBUTE, _DOMAIN = 4, 5, 7  # of NodeProto
+_PLAIN_ATTRIBUTE = {1, 2, 3, 4, 7, 8, 9, 13, 20}  # of AttributeProto: names, numbers and texts
+_EXTERNAL = 13  # of TensorProto
+
+
+def check_graph(path: Path, weights: str) -> None:
+    """Raise ConfigError unless `path` has only the operators of an export, and external arrays only in `weights`.
+
+    Checked before onnxruntime opens the file: an untrusted folder may hold any graph. An exported one has no subgraph
+    (so no loops). The format is protobuf; the numbers above are the field numbers of onnx.proto.
+    """
+    size = path.stat().st_size
+    if size > LARGEST_GRAPH:
+        raise ConfigError(f"{path}: has {size:,} bytes, more than any exported graph; export the checkpoint again")
+    try:
+        _check_model(memoryview(path.read_bytes()), weights)
+    except ValueError as error:
+        raise ConfigError(f"{path}: is not a graph of an export ({error}); export the checkpoint again") from None
+
+
+def _check_model(model: memoryview, weights: str) -> None:
+    graphs = 0
+    for field, value in _fields(model):
+        if field in (_TRAINING, _FUNCTION):
+            raise ValueError("it defines functions of its own")
+        if field == _GRAPH:
+            graphs += 1
+            for inner, part in _fields(_message(value)):
+                if inner == _NODE:
+                    _check_node(_message(part))
+                elif inner == _INITIALIZER:
+                    _check_array(_message(part), weights)
+                elif inner == _SPARSE:
+                    raise ValueError("it has sparse arrays")
+    if graphs != 1:
+        raise ValueError(f"it has {graphs} graphs")
+
+
+def _check_node(node: memoryview) -> None:
+    for field, value in _fields(node):
+        if field == _OPERATOR and (name := _text(value)) not in OPERATORS:
+            raise ValueError(f"it has the operator {name[:40]!r}, which no export has")
+        if field == _DOMAIN and (domain := _text(value)) not in _DOMAINS:
+            raise ValueError(f"it has operators of {domain[:40]!r}")
+        if field == _ATTRIBUTE and not {inner for inner, _ in _fields(_message(value))} <= _PLAIN_ATTRIBUTE:
+            raise ValueError("an attribute is a graph or an array")
+
+
+def _check_array(array: memoryview, weights: str) -> None:
+    for field, value in _fields(array):
+        if field != _EXTERNAL:
+            continue
+        entry = {inner: _text(text) for inner, text in _fields(_message(value))}
+        if entry.get(1) == "location" and entry.get(2) != weights:
+            raise ValueError(f"an array is in the file {entry.get(2, '')[:80]!r}, not in {weights}")
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """The field numbers and values of a protobuf message. Raises ValueError if it is truncated or no message."""
+    position = 0
+    while position < len(message):
+        key, position = _varint(message, position)
+        kind = key & 7
+        if kind == 0:
+            value, position = _varint(message, position)
+            yield key >> 3, value
+            continue
+        # Wire types: 0 varint, 1 fixed 64 bits, 2 length-delimited, 5 fixed 32 bits.
+        if kind not in (1, 2, 5):
+            raise ValueError("it is no protobuf message")
+        size, position = _varint(message, position) if kind == 2 else (8 if kind == 1 else 4, position)
+        if position + size > len(message):
+            raise ValueError("it is cut off")
+        yield key >> 3, message[position : position + size]
+        position += size
+
+
+def _varint(message: memoryview, position: int) -> tuple[int, int]:
+    value = 0
+    # Ten bytes of seven bits each hold any number of 64 bits.
+    for shift in range(0, 70, 7):
+        if position >= len(message):
+            break
+        byte = message[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, position
+    raise ValueError("it is cut off")
+
+
+def _message(value: int | memoryview) -> memoryview:
+    if isinstance(value, int):
+        raise ValueError("it is no protobuf message of a model")
+    return value
+
+
+def _text(value: int | memoryview) -> str:
+    return bytes(_message(value)).decode("utf-8")

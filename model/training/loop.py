@@ -2,44 +2,47 @@
 
 The state is parameters, optimizer state and step, and `Loader.batch` is a pure function of (seed, step): on CPU a run
 that is killed and restarted ends with the same bits as one that never stopped. The loop never waits for the step it has
-just started: it prepares the next batch, then reads the metrics of the step before.
+just started: it prepares the next batch, then reads the metrics of the step before. Sums that must survive a resume,
+and the state of the detection of divergence, are saved in the checkpoint as JSON, which restores floats exactly.
 """
 
 import hashlib
 import logging
+import math
 import resource
+import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import psutil
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.events import Emit, flush, silent
 from nautile.common.files import RemoteFiles, sha256_of
 from nautile.configs.base import TrainOn
 from nautile.configs.keys import key_fields
-from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.configs.model import ModelConfig, TokenizerConfig, refuse_other_shape
 from nautile.configs.training import PretrainConfig
-from nautile.data.tokenizer import tokenizer_for
+from nautile.data.tokenizer import Tokenizer, tokenizer_for
 from nautile.data.tokens.loader import Batch, Loader
 from nautile.data.tokens.source_reading import READING, reading_line
-from nautile.model.capacity.flops import peak_of, training_flops
+from nautile.model.capacity.flops import training_flops
+from nautile.model.capacity.topology import peak_of
+from nautile.model.decoding.generate import Generator
+from nautile.model.decoding.sampling import Sampling
+from nautile.model.layers.common import Params
 from nautile.model.nautile import parameter_counts
+from nautile.model.processes import StopRequested, termination
 from nautile.model.sharding import make_mesh, put_rows, whole_on_hosts
-from nautile.model.training.divergence import DivergenceMonitor, DivergenceState, Rollback
-from nautile.model.training.gathered_checkpoint import open_checkpoints
-from nautile.model.training.metrics import MetricTotals, TrainMetrics
-from nautile.model.training.micro_batches import check_rows
-from nautile.model.training.midtrain_eval import MidtrainSampler, validate
-from nautile.model.training.preemption import StopRequested, termination
+from nautile.model.training.checkpoint import open_checkpoints
 from nautile.model.training.step import BATCH, Program, StepMetrics, TrainState
 from nautile.model.weights.files import WEIGHTS, load_weights, save_weights
-from nautile.model.weights.start import refuse_other_shape
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +110,14 @@ def train(
     return run.facts()
 
 
+class Rollback(Exception):
+    """Raised when the run diverged at step `last`: restore a checkpoint and continue after that step."""
+
+    def __init__(self, last: int, why: str) -> None:
+        super().__init__(why)
+        self.last, self.why = last, why
+
+
 class _Run:
     """One training run. Its parts are created in the order in which they can fail: data, mesh, checkpoints, program."""
 
@@ -125,7 +136,7 @@ class _Run:
         )  # fmt: skip
         self.steps = self.loader.steps
         self.mesh = make_mesh(config.fsdp)
-        _check(config, model, tokenizer, self.loader, self.mesh.size)
+        _check(config, model, tokenizer, self.loader)
         if self.start:
             refuse_other_shape(self.start.folder, "checkpoint", model, tokenizer)
         length, names = self.loader.row_length, self.loader.names
@@ -190,7 +201,6 @@ class _Run:
             state = self.program.fresh()
             if self.start is None:
                 return state, 0
-            # The initial weights of another checkpoint, sharded as the fresh parameters are.
             # Only the weights: moments, schedule and step are those of a new run.
             params, _, _ = load_weights(self.start.folder)
 
@@ -251,7 +261,6 @@ class _Run:
             assert batch is not None  # loaded before each of the steps
             state, metrics = step_program(state, put_rows({name: batch[name] for name in BATCH}, self.mesh))
             started = step, metrics, batch
-            # While the device computes: load the next batch, and record the previous step.
             if step + 1 < self.steps:
                 batch = self.loader.batch(step + 1)
             self._record(unrecorded)
@@ -297,7 +306,6 @@ class _Run:
             return
         step, metrics, batch = unrecorded
         loss = self.metrics.record(step, metrics)
-        # A new phase has other data, so its losses are not comparable with the earlier ones.
         if step and self.loader.phase(step) != self.loader.phase(step - 1):
             self.divergence.new_phase()
         if not self.divergence.observe(step, loss):
@@ -366,10 +374,8 @@ def _check(
     model: ModelConfig,
     tokenizer: TokenizerConfig,
     loader: Loader,
-    devices: int,
 ) -> None:
     """Raise `ConfigError` for settings that would fail only after compilation, or train on other data than intended."""
-    check_rows(config, devices)
     if tokenizer.vocabulary > model.vocabulary:
         raise ConfigError(f"model.vocabulary {model.vocabulary} is smaller than the tokenizer's {tokenizer.vocabulary}")
     if loader.row_length > model.context:
@@ -384,3 +390,335 @@ def _check(
     for name in loader.names:
         if loader.epochs(name) > 4:
             logger.warning("pretraining repeats the rows of %s %.1f times", name, loader.epochs(name))
+
+
+SAMPLES_PER_SOURCE = 4
+OPENING = 16  # tokens of a plain document that the model continues
+PROMPT_LIMIT = 64  # tokens of an opening
+MAX_TOKENS = 96  # of a continuation
+
+
+def validate(program: Program, params: Params, loader: Loader, rows: int) -> dict[str, dict[str, float]]:
+    """Mean validation loss of each source over its first `rows` rows: nats per target and bits per byte."""
+    results: dict[str, dict[str, float]] = {}
+    for source in loader.names:
+        batch = loader.validation(source, rows)
+        sums = [
+            program.evaluate(params, put_rows(part, program.mesh)) for part in _micro_batches(batch, program.micro_rows)
+        ]
+        nats, targets = (sum(float(pair[i]) for pair in sums) for i in range(2))
+        size = int(batch["bytes"].sum())
+        if targets and size:
+            results[source] = {"loss": nats / targets, "bits_per_byte": nats / math.log(2) / size}
+    return results
+
+
+def _micro_batches(batch: Batch, rows: int) -> Iterator[Batch]:
+    """Cut a batch into batches of `rows` rows, the last padded with rows of weight 0; yield this process's share."""
+    # Every process evaluates its own rows of each part, and the sums are over all of them.
+    share = rows // jax.process_count()
+    first = share * jax.process_index()
+    for start in range(0, len(batch["source"]), rows):
+        part = {name: batch[name][start : start + rows] for name in BATCH}
+        missing = rows - len(part["source"])
+        padded = {name: np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) for name, array in part.items()}
+        yield {name: array[first : first + share] for name, array in padded.items()}
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The beginning of a validation document, and its true continuation."""
+
+    source: str
+    prompt: tuple[int, ...]
+    reference: tuple[int, ...]
+
+
+class MidtrainSampler:
+    """Emits `sample` events with greedy continuations of validation documents. Compiles at the first `show`."""
+
+    def __init__(self, model: ModelConfig, tokenizer: TokenizerConfig, loader: Loader, emit: Emit) -> None:
+        self._model, self._loader, self._emit = model.with_tokenizer(tokenizer), loader, emit
+        self._tokenizer = tokenizer_for(tokenizer)
+        self._generator: Generator | None = None
+        self._openings: list[Opening] = []
+
+    def show(self, params: Params, step: int) -> None:
+        """Emit one sample per opening, in the set "pretrain-<step>"."""
+        if self._generator is None:
+            limit = min(PROMPT_LIMIT, self._model.context // 2)
+            for source in self._loader.names:
+                self._openings += openings(self._loader, source, self._tokenizer, limit)
+            if not self._openings:
+                return
+            longest = max(len(opening.prompt) for opening in self._openings)
+            max_tokens = min(MAX_TOKENS, self._model.context - longest)
+            stops = (self._tokenizer.im_end, self._tokenizer.end_of_text)
+            sampling = Sampling(max_tokens=max_tokens, temperature=0.0, stop_ids=stops)
+            self._generator = Generator(self._model, sampling, rows=len(self._openings), prompt_length=longest)
+        prompts = [opening.prompt for opening in self._openings]
+        seeds = [(step, index) for index in range(len(prompts))]
+        for index, completion in enumerate(self._generator(params, prompts, seeds)):
+            opening = self._openings[index]
+            self._emit(
+                "sample",
+                set=f"pretrain-{step}",
+                index=index,
+                step=step,
+                source=opening.source,
+                prompt=self._tokenizer.decode(opening.prompt),
+                text=self._tokenizer.decode(completion.ids.tolist()),
+                reference=self._tokenizer.decode(opening.reference),
+                truncated=completion.truncated,
+            )
+
+
+def openings(loader: Loader, source: str, tokenizer: Tokenizer, limit: int) -> list[Opening]:
+    """Openings from a source's validation rows: at most four, each from the first document of a row.
+
+    A chat document is cut where the assistant's reasoning starts, any other after 16 tokens. Openings of more than
+    `limit` tokens, or with nothing after them, are skipped.
+    """
+    selected = []
+    batch = loader.validation(source, 4 * SAMPLES_PER_SOURCE)
+    for tokens_L, segments_L in zip(batch["tokens"], batch["segments"], strict=True):
+        document = tokens_L[segments_L == 1].tolist()
+        is_chat = tokenizer.think_start in document
+        cut = document.index(tokenizer.think_start) + 1 if is_chat else OPENING
+        if cut <= limit and cut < len(document):
+            reference = np.asarray(document[cut : cut + MAX_TOKENS]).tolist()
+            selected.append(Opening(source, tuple(document[:cut]), tuple(reference)))
+    return selected[:SAMPLES_PER_SOURCE]
+
+
+@dataclass
+class MetricTotals:
+    """Sums over steps, saved in checkpoints as JSON under these field names.
+
+    `window` and `latest` map a source to [nats, targets, bytes]: since the last log line, and as reported in it.
+    """
+
+    seconds: float = 0.0
+    learnt: int = 0  # sum of the targets' weights
+    skipped: int = 0  # updates that were not applied
+    window: dict[str, list[float]] = field(default_factory=dict)
+    latest: dict[str, list[float]] = field(default_factory=dict)
+    validation: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+class TrainMetrics:
+    """Accumulates the metrics of each step and emits them every `log_every` steps.
+
+    Times include only steps, not compilation, validation, saving or sampling.
+    """
+
+    def __init__(
+        self,
+        emit: Emit,
+        names: tuple[str, ...],
+        tokens: int,
+        steps: int,
+        log_every: int,
+        peak_tokens: float | None,
+        closing: str = "",
+    ) -> None:
+        """`tokens`: per step, padding and prompts included. `closing`: added to the progress note of the last step.
+
+        `peak_tokens`: tokens/s at the peak FLOP/s of the devices; None if unknown.
+        """
+        self._emit, self._names, self._tokens, self._steps, self._log_every = emit, names, tokens, steps, log_every
+        self._peak_tokens, self._closing = peak_tokens, closing
+        self.totals = MetricTotals()
+        self.durations: list[float] = []
+        self._window_from = 0
+        self._last = self._window_began = time.perf_counter()
+
+    def start_clock(self) -> None:
+        """Start timing steps. Call it before the first step and after every pause."""
+        self._last = time.perf_counter()
+
+    def record(self, step: int, metrics: StepMetrics) -> float | None:
+        """Wait for the metrics of `step`, add them to the totals, and report.
+
+        Returns the mean loss, or None if the update was skipped.
+        """
+        loss_S, weight_S, bytes_S = map(np.asarray, metrics[:3])
+        # `np.asarray` above waited for the device, so the step ends here.
+        now = time.perf_counter()
+        self.durations.append(now - self._last)
+        self.totals.seconds += now - self._last
+        self._last = now
+        finite = bool(metrics.finite)
+        if finite:
+            self.totals.learnt += int(weight_S.sum())
+            for name, *values in zip(self._names, loss_S, weight_S, bytes_S, strict=True):
+                if values[1]:
+                    sums = self.totals.window.setdefault(name, [0.0, 0.0, 0.0])
+                    self.totals.window[name] = [old + float(new) for old, new in zip(sums, values, strict=True)]
+        else:
+            self.totals.skipped += 1
+        if (step + 1) % self._log_every == 0 or step + 1 == self._steps:
+            self._report(step + 1, metrics, finite)
+        mean = _means(self.totals.window or self.totals.latest)[0]
+        # A median, which a single slow step does not move.
+        rate = self._tokens / statistics.median(self.durations[-20:])
+        note = f"{rate:,.0f} tokens/s" if mean is None else f"loss {mean:.2f}, {rate:,.0f} tokens/s"
+        if step + 1 == self._steps and self._closing:
+            note += f"; {self._closing}"
+        self._emit("progress", done=step + 1, total=self._steps, unit="steps", note=note)
+        return float(loss_S.sum() / max(weight_S.sum(), 1.0)) if finite else None
+
+    def facts(self) -> dict[str, Any]:
+        """Totals of the run, and step times of this process (None if it ran no step), for the manifest."""
+        totals, times = self.totals, self.durations
+        loss, bits = _means(totals.latest)
+        return {
+            "train_loss": loss,
+            "train_bits_per_byte": bits,
+            "train_loss_by_source": {name: _means({name: sums})[0] for name, sums in totals.latest.items()},
+            "targets": totals.learnt,
+            "skipped_updates": totals.skipped,
+            "seconds_in_steps": totals.seconds,
+            "step_seconds_p50": statistics.median(times) if times else None,
+            "step_seconds_p95": float(np.percentile(times, 95)) if times else None,
+            "tokens_per_second": self._tokens / statistics.median(times) if times else None,
+        }
+
+    def _report(self, done: int, metrics: StepMetrics, finite: bool) -> None:
+        """Emit the window's means and the last step's norms; `done` is the number of steps taken."""
+        totals = self.totals
+        times = self.durations[self._window_from :]
+        self._window_from = len(self.durations)
+        if totals.window:
+            self._metric("loss", done, _means(totals.window)[0])
+            self._metric("bits_per_byte", done, _means(totals.window)[1])
+            if len(self._names) > 1:
+                for name, sums in totals.window.items():
+                    self._metric("loss", done, _means({name: sums})[0], source=name)
+            totals.latest, totals.window = totals.window, {}
+        if finite:
+            self._metric("gradient_norm", done, float(metrics.gradient_norm))
+            self._metric("update_norm", done, float(metrics.update_norm))
+        self._metric("learning_rate", done, float(metrics.learning_rate))
+        self._metric("skipped_updates", done, totals.skipped)
+        if times:
+            rate = self._tokens / statistics.median(times)
+            self._metric("step_seconds", done, statistics.median(times))
+            self._metric("step_seconds_p95", done, float(np.percentile(times, 95)))
+            self._metric("tokens_per_second", done, rate)
+            self._metric("mfu", done, rate / self._peak_tokens if self._peak_tokens else None)
+            self._metric("share_in_steps", done, sum(times) / (self._last - self._window_began))
+        self._window_began = self._last
+        self._metric("memory_bytes", done, memory_in_use())
+
+    def _metric(self, name: str, done: int, value: float | None, **fields: Any) -> None:
+        if value is not None:
+            self._emit("metric", name=name, step=done, value=value, **fields)
+
+
+def memory_in_use() -> int:
+    """Memory in use, in bytes: of the first device if it reports it, else of this process."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return stats.get("bytes_in_use") or psutil.Process().memory_info().rss
+
+
+def _means(window: dict[str, list[float]]) -> tuple[float | None, float | None]:
+    """Nats per target and bits per byte over all sources of a window; None if a denominator is 0."""
+    nats, targets, count = (sum(sums[i] for sums in window.values()) for i in range(3))
+    return (nats / targets if targets else None), (nats / math.log(2) / count if count else None)
+
+
+WINDOW = 128  # losses that a new loss is compared with
+MIN_LOSSES = 32  # with fewer, the spread cannot be estimated
+NORMAL = 1.4826  # standard deviation of a normal distribution / its median absolute deviation
+MIN_SPREAD = 0.02  # as a share of the median: where the loss hardly varies, small changes are no spikes
+
+
+@dataclass
+class DivergenceState:
+    """The state of `DivergenceMonitor`, saved in checkpoints as JSON under these field names."""
+
+    losses: list[float] = field(default_factory=list)  # of the last steps, without spikes
+    bad: list[int] = field(default_factory=list)  # the latest consecutive steps that were not finite
+    high: list[int] = field(default_factory=list)  # the latest consecutive steps above the threshold
+    went_back: list[dict[str, Any]] = field(default_factory=list)  # one entry for each rollback
+
+
+class DivergenceMonitor:
+    """Observes the loss of every step and decides when to roll back to a checkpoint.
+
+    A spike is a loss far above the median of the last steps, measured in their median absolute deviation, which a few
+    outliers do not change.
+    Up to `skip_limit` consecutive steps that are not finite and up to `spike_steps` consecutive spikes are tolerated.
+    After more than `rollbacks` rollbacks the run fails.
+    """
+
+    def __init__(self, skip_limit: int, spike_factor: float, spike_steps: int, rollbacks: int) -> None:
+        self._skip_limit, self._factor = skip_limit, spike_factor
+        self._spike_steps, self._rollbacks = spike_steps, rollbacks
+        self.state = DivergenceState()
+
+    def new_phase(self) -> None:
+        """Forget the losses, because those of another phase's data are not comparable."""
+        self.state.losses, self.state.high = [], []
+
+    def observe(self, step: int, loss: float | None) -> bool:
+        """Record a step's loss (None: the update was skipped, because loss or gradient was not finite).
+
+        Returns whether the step was normal. Call `decide` afterwards.
+        """
+        state = self.state
+        if loss is None:
+            state.bad.append(step)
+            logger.warning("step %d: the loss or its gradient is not finite; its update was not applied", step)
+            return False
+        state.bad = []
+        # The threshold comes from the losses before this one, and a spike is not added to them: a second one is as
+        # visible.
+        limit = self.threshold()
+        if limit is None or loss <= limit:
+            state.high = []
+            state.losses = [*state.losses, loss][-WINDOW:]
+            return True
+        state.high.append(step)
+        logger.warning("step %d: its loss %.3f is above the threshold of %.3f set by the last steps", step, loss, limit)
+        return False
+
+    def decide(self, step: int) -> None:
+        """Raise `Rollback` after more consecutive abnormal steps than are tolerated."""
+        bad, high = self.state.bad, self.state.high
+        if len(bad) > self._skip_limit:
+            raise Rollback(step, f"the loss or its gradient was not finite in {_run(bad)}")
+        if len(high) > self._spike_steps:
+            raise Rollback(step, f"the loss was above {self.threshold():.3f} in {_run(high)}")
+
+    def threshold(self) -> float | None:
+        """The loss above which a step is a spike; None while there are too few losses, or if `spike_factor` is 0."""
+        losses = self.state.losses
+        if not self._factor or len(losses) < MIN_LOSSES:
+            return None
+        middle = statistics.median(losses)
+        spread = NORMAL * statistics.median(abs(loss - middle) for loss in losses)
+        return middle + self._factor * max(spread, MIN_SPREAD * abs(middle))
+
+    def rolled_back(self, rollback: Rollback, checkpoint: int) -> None:
+        """Record that the run restored the checkpoint of step `checkpoint` and continues after `rollback.last`.
+
+        Raises `ConfigError`, listing the reasons, after more rollbacks than allowed.
+        """
+        state = self.state
+        state.bad, state.high = [], []
+        state.went_back.append({"step": rollback.last, "checkpoint": checkpoint, "why": rollback.why})
+        if len(state.went_back) > self._rollbacks:
+            reasons = "; ".join(entry["why"] for entry in state.went_back)
+            raise ConfigError(
+                f"pretrain: this run does not learn: {reasons}. It went back {self._rollbacks} times "
+                "(pretrain.rollbacks); lower pretrain.optimizer.learning_rate or .clip, or raise .warmup_steps"
+            )
+        logger.warning(
+            "%s: restored the checkpoint of step %d; continuing after step %d", rollback.why, checkpoint, rollback.last
+        )
+
+
+def _run(steps: list[int]) -> str:
+    return f"{len(steps)} updates in a row (steps {steps[0]} to {steps[-1]})"

@@ -43,7 +43,6 @@ def build_with_rate(config: OptimizerConfig, rate: Callable[[Any], jax.Array]) -
     # Under `partition` the leaves of the other group are MaskedNodes, which tree_map skips.
     is_matrix = _tree(lambda path, leaf: matrix_axes(path, leaf) is not None)
     adamw = optax.adamw(rate, config.beta1, config.beta2, weight_decay=config.weight_decay, mask=is_matrix)
-    # The spectral grid can have its own learning rate, as a factor.
     if config.grid_rate is not None:
         is_grid = _tree(lambda path, _: _names(path)[-1] == "theta")
         adamw = optax.chain(adamw, optax.masked(optax.scale(config.grid_rate), is_grid))

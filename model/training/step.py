@@ -20,7 +20,6 @@ from nautile.model.layers.common import Params
 from nautile.model.loss import LossSums, weighted_loss
 from nautile.model.nautile import initialise, shapes
 from nautile.model.sharding import ROWS, OnMesh, optimizer_shardings, parameter_shardings, replicated, row_sharding
-from nautile.model.training.micro_batches import rows_at_once
 from nautile.model.training.optimizer import applied, build, finite_update, schedule
 
 BATCH = ("tokens", "targets", "segments", "positions", "weights", "source", "bytes")
@@ -70,7 +69,7 @@ class Program:
         self, config: PretrainConfig, model: ModelConfig, mesh: Mesh, steps: int, sources: int, length: int, seed: int
     ) -> None:
         self.mesh, self.rows, self.length = mesh, config.batch_rows, length
-        self.micro_rows = rows_at_once(config, mesh.size)
+        self.micro_rows = config.rows_at_once(mesh.size)
         # `tx` is the usual optax name of an optimizer (gradient transformation).
         tx, rate = build(config.optimizer, steps), schedule(config.optimizer, steps)
         abstract = shapes(model)
@@ -87,7 +86,6 @@ class Program:
             return weighted_loss(params, model, batch, z_loss=config.z_loss)
 
         def step(state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, StepMetrics]:
-            # Sums over the batch, divided once by the total weight.
             gradient, sums = _accumulate(losses, state.params, batch, self.micro_rows, sources, params, mesh)
             loss, source_loss_S, source_weight_S = sums
             # A batch without weighted targets has a gradient of zero, not of NaN.
@@ -151,7 +149,6 @@ def _accumulate(
             sums = losses(masters, micro)
             return sums.loss, sums
 
-        # Differentiate the summed loss of this micro-batch, and sum the cross-entropy of its rows by source.
         (loss, sums), gradient = jax.value_and_grad(scalar, has_aux=True)(params)
         rows = jnp.stack([sums.row_loss_B, sums.row_weight_B], axis=1)
         by_source = jax.ops.segment_sum(rows, micro["source"], sources)

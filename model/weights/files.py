@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from nautile.common.errors import ConfigError
-from nautile.common.files import atomic_path, read_bounded_json, write_text
+from nautile.common.files import atomic_path, read_bounded_json, sha256_of, write_text
 from nautile.common.input_files import check_regular
 from nautile.common.text import first_line
 from nautile.configs.model import MOST_LAYERS, ModelConfig, TokenizerConfig
@@ -28,6 +28,7 @@ from nautile.model.nautile import shapes
 FORMAT = 2  # of config.json; 1 had the number of SCA layers before the only attention layer of a block, not `pattern`
 WEIGHTS = "weights.safetensors"
 CONFIG = "config.json"
+DIGESTS = "digests.json"  # of an export: the sha256 of each file, to detect missing and changed files
 LARGEST = 2**24  # largest dimension, so that products fit into 64 bits; shapes are checked before allocating
 
 
@@ -137,3 +138,34 @@ def _compare(path: Path, expected: Mapping[str, Any], tensors: Any) -> None:
                 f"{path}: `{name}` is {dtype} of shape {shape}; the model in config.json has F32 of shape "
                 f"{tuple(expected[name].shape)}"
             )
+
+
+def write_digests(folder: Path, computed: Mapping[str, str] | None = None) -> None:
+    """Write the digests of all files in `folder`. `computed`: digests by file name that need not be computed."""
+    computed = computed or {}
+    digests = {path.name: computed.get(path.name) or sha256_of(path) for path in sorted(folder.iterdir())}
+    write_text(folder / DIGESTS, json.dumps({"sha256": digests}, indent=1) + "\n")
+
+
+def read_digests(folder: Path) -> dict[str, str]:
+    """Read the digests by file name. Raises ConfigError for a malformed table, and for names outside the folder."""
+    path = folder / DIGESTS
+    table = read_bounded_json(path)
+    digests = table.get("sha256") if isinstance(table, dict) else None
+    if not isinstance(digests, dict) or not digests:
+        raise ConfigError(f"{path}: has no table `sha256` of files; export the checkpoint again")
+    for name in digests:
+        if Path(name).name != name:
+            raise ConfigError(f"{path}: {name!r} is not the name of a file in this folder")
+    return digests
+
+
+def verified_digests(folder: Path, way_out: str = "export the checkpoint again") -> dict[str, str]:
+    """`read_digests`, after checking every file. Raises ConfigError with the first that is missing or has changed."""
+    digests = read_digests(folder)
+    for name, digest in digests.items():
+        if not (folder / name).is_file():
+            raise ConfigError(f"{folder / name}: is missing, and {DIGESTS} lists it; export the checkpoint again")
+        if sha256_of(folder / name) != digest:
+            raise ConfigError(f"{folder / name}: is not as it was exported (its sha256 differs); {way_out}")
+    return digests

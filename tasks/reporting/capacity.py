@@ -45,7 +45,7 @@ def plan_capacity(job: Job) -> None:
     topology.enable_compilers()
     import jax
 
-    from nautile.model.capacity.planner import plan_training
+    from nautile.model.capacity.compiled import plan_training
     from nautile.model.sharding import make_mesh
     from nautile.rl.capacity import estimate_memory
 
@@ -80,7 +80,7 @@ def plan_capacity(job: Job) -> None:
 
 
 def markdown(plan: Mapping[str, Any]) -> str:
-    """Format a plan of `model.capacity.planner.plan_training`, with `reinforcement`, as Markdown."""
+    """Format a plan of `model.capacity.compiled.plan_training`, with `reinforcement`, as Markdown."""
     mesh = " x ".join(f"{name} {size}" for name, size in plan["mesh"].items())
     limit = plan["memory_limit"]
     memory = f" {_gib(limit)} each" if limit else ""

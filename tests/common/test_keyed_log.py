@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nautile.common import sorted_keys
+from nautile.common import keyed_log
 from nautile.common.keyed_log import KeyedLog
 
 SIZE = 24  # of a record of fixed size: 16 bytes of digest, 8 of content
@@ -21,7 +21,7 @@ SIZE = 24  # of a record of fixed size: 16 bytes of digest, 8 of content
 @pytest.fixture(autouse=True, scope="module")
 def _small_merges():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sorted_keys, "SMALLEST_MERGE", 5)
+        patch.setattr(keyed_log, "SMALLEST_MERGE", 5)
         yield
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nautile.common import sorted_keys
-from nautile.common.sorted_keys import SortedKeys, to_bytes
+from nautile.common import keyed_log
+from nautile.common.keyed_log import SortedKeys, to_bytes
 
 KEYS = st.integers(0, 2**64 - 1) | st.integers(0, 9)
 
@@ -16,7 +16,7 @@ KEYS = st.integers(0, 2**64 - 1) | st.integers(0, 9)
 @pytest.fixture(autouse=True, scope="module")
 def _small_merges():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sorted_keys, "SMALLEST_MERGE", 5)
+        patch.setattr(keyed_log, "SMALLEST_MERGE", 5)
         yield
 
 

@@ -8,10 +8,9 @@ from pydantic import ValidationError
 from nautile.common.errors import ConfigError
 from nautile.configs.base import Section
 from nautile.configs.distill import EmbeddingConfig
-from nautile.configs.endpoint import EndpointConfig
+from nautile.configs.endpoint import EndpointConfig, is_like_key, is_variable_name
 from nautile.configs.load import load, load_form
 from nautile.configs.operation import OperationConfig
-from nautile.configs.secrets import is_like_key, is_variable_name
 
 FIELDS = {"kind": "openai", "model": "m", "url": "https://api.example.com/v1"}
 KEYS = [

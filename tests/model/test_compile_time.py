@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
-from nautile.model.compile_time import COMPILING, working_seconds
+from nautile.model.program_thread import COMPILING, working_seconds
 
 
 def compiled(start, end):

@@ -11,7 +11,7 @@ import pytest
 
 from nautile.common.errors import ConfigError
 from nautile.configs.training import RolloutConfig
-from nautile.model import compile_time
+from nautile.model import program_thread
 from nautile.model.loss import masked_logits, token_logprobs
 from nautile.model.nautile import forward
 from nautile.model.sharding import make_mesh
@@ -253,10 +253,10 @@ def test_kl_pulls_towards_the_reference_and_stands_outside_the_balance(model, pa
     learner, groups = learner_of(model, params, kl=0.5), with_one_prompt_each(groups)
     first = learner.update(groups)
     assert first["kl"] == pytest.approx(0, abs=1e-6)  # the policy still equals its reference
-    compiled = list(compile_time._spans.all)
+    compiled = list(program_thread._spans.all)
     second = learner.update(groups[:1])
     assert second["kl"] > 0
-    assert compile_time._spans.all == compiled, "whatever the number of groups"
+    assert program_thread._spans.all == compiled, "whatever the number of groups"
 
 
 @pytest.mark.parametrize(("kind", "shares"), [("live", 2), ("drawn", 5)])

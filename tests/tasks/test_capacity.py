@@ -14,7 +14,7 @@ from nautile.tasks.reporting import capacity
 def plans(monkeypatch):
     """The plans that are made, without a compiler."""
     made = []
-    monkeypatch.setattr("nautile.model.capacity.planner.plan_training", lambda *_arguments: {"advice": []})
+    monkeypatch.setattr("nautile.model.capacity.compiled.plan_training", lambda *_arguments: {"advice": []})
     monkeypatch.setattr("nautile.model.capacity.topology.enable_compilers", lambda: None)
     monkeypatch.setattr("nautile.model.capacity.topology.devices", lambda _target: jax.devices()[:1])
     monkeypatch.setattr(capacity, "markdown", lambda plan: made.append(plan) or "")

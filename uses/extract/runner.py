@@ -21,7 +21,7 @@ from nautile.data.tokenizer import tokenizer_for
 from nautile.evals.running.rows import RowFile
 from nautile.model.decoding.constrained import Constraint
 from nautile.model.decoding.engine import Engine
-from nautile.model.decoding.requests import Chunk, DecodeRequest, EngineEvent, Handle, RequestFailed
+from nautile.model.decoding.slots import Chunk, DecodeRequest, EngineEvent, Handle, RequestFailed
 from nautile.model.exports.onnx.folder import is_onnx_export
 from nautile.model.runtimes.load import load_runtime
 from nautile.uses.extract.checks import Extraction, ReplyChecker

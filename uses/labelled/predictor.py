@@ -9,9 +9,8 @@ from nautile.common.errors import ConfigError
 from nautile.configs.model import ModelConfig
 from nautile.data.label_set import HEAD, LABELS, LabelSet, read_label_set
 from nautile.data.tokenizer import Tokenizer, tokenizer_for
-from nautile.model.decoding.shared_prefix import SharedPrefixScorer
+from nautile.model.decoding.scoring import Pooling, SharedPrefixScorer, pooled_states
 from nautile.model.exports.onnx.folder import is_onnx_export
-from nautile.model.features import Pooling, pooled_states
 from nautile.model.layers.common import Params
 from nautile.model.runtimes.onnx_runtime import OnnxRuntime, OnnxScorer
 from nautile.model.weights.files import CONFIG, load_weights, read_config

@@ -22,7 +22,7 @@ from nautile.data.label_set import HEAD, LabelSet, write_label_set
 from nautile.data.screening.text_hash import text_hash
 from nautile.data.shuffle import permute
 from nautile.data.tokenizer import tokenizer_for
-from nautile.model.decoding.shared_prefix import SharedPrefixScorer
+from nautile.model.decoding.scoring import SharedPrefixScorer
 from nautile.model.layers.common import Params
 from nautile.model.weights.files import save_weights
 from nautile.uses.labelled.abstention import threshold_for_accuracy, threshold_for_coverage

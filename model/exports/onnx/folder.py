@@ -14,8 +14,14 @@ from nautile.configs.model import ModelConfig
 from nautile.data.chat_template import encode_prompt
 from nautile.data.label_set import copy_label_set, read_label_set
 from nautile.model.exports.tokenizer_files import TOKENIZER, load_with_tokenizer, tokenizer_json
-from nautile.model.weights.digests import DIGESTS, first_fault, read_digests, write_digests
-from nautile.model.weights.files import CONFIG, FORMAT, refuse_occupied
+from nautile.model.weights.files import (
+    CONFIG,
+    DIGESTS,
+    FORMAT,
+    refuse_occupied,
+    verified_digests,
+    write_digests,
+)
 
 BITS = (32, 8, 4)
 PROMPT, STEP, WEIGHTS = "prompt.onnx", "step.onnx", "weights.bin"
@@ -49,8 +55,7 @@ def export_onnx(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
             "--format onnx: the package onnx is missing; install it with `pip install nautile[onnx]`"
         ) from None
     from nautile.model.exports.onnx.graph import WeightFile
-    from nautile.model.exports.onnx.graphs import prompt_graph, step_graph
-    from nautile.model.exports.onnx.weights import write_weights
+    from nautile.model.exports.onnx.graphs import prompt_graph, step_graph, write_weights
 
     # Nothing is written until all checks have passed.
     out.mkdir(parents=True, exist_ok=True)
@@ -87,13 +92,8 @@ def is_onnx_export(folder: Path) -> bool:
 
 def check_digests(folder: Path) -> dict[str, Any]:
     """Verify an export and return its `bits` and `weights_sha256`. Raises ConfigError if any file has changed."""
-    digests = read_digests(folder)
-    if not {PROMPT, STEP, WEIGHTS, CONFIG} <= set(digests):
+    if not {PROMPT, STEP, WEIGHTS, CONFIG} <= set(verified_digests(folder)):
         raise ConfigError(f"{folder / DIGESTS}: does not list the files of an ONNX export; export the checkpoint again")
-    if fault := first_fault(folder, digests):
-        if not fault.is_file():
-            raise ConfigError(f"{fault}: is missing, and {DIGESTS} lists it; export the checkpoint again")
-        raise ConfigError(f"{fault}: is not as it was exported (its digest differs); export the checkpoint again")
     settings = read_bounded_json(folder / CONFIG)
     facts = settings.get("onnx") if isinstance(settings, dict) else None
     fields = (facts.get("bits"), facts.get("weights_sha256")) if isinstance(facts, dict) else (None, None)

@@ -1,7 +1,7 @@
 """The inputs and outputs of a model's two graphs: names, types and shapes.
 
-The state is float32, the same in both graphs, in this order (A SCA layers in total, T taps, C columns of the input
-projection, S columns of the context; M before H):
+The state is float32, the same in both graphs, in this order (A SCA layers in total,
+T taps, C columns of the input projection, S columns of the context; M before H):
 
     sums [A, B, K, 1, 2, M, H], real and imaginary    sums_z [A, B, K, 1, 1, 1, 1]
     history.N [A, B, C] for N = 0 … T-2: the convolution's inputs, oldest first, each multiplied by its last tap
@@ -19,7 +19,6 @@ without Transformer layers no keys and values.
 """
 
 from nautile.configs.model import ModelConfig
-from nautile.model.layers.sca import projection_width
 
 HIDDEN = "hidden"  # the output of the prompt graph for a head
 SUMS = ("sums", "sums_z")  # with axes of size 1 that a step broadcasts
@@ -42,7 +41,7 @@ def sca_shapes(config: ModelConfig) -> dict[str, Shape]:
     axes = (layers, "B", heads, 1)
     sums = ((*axes, 2, config.spectral_samples, head_dim), (*axes, 1, 1, 1))
     shapes: dict[str, Shape] = dict(zip(SUMS, sums, strict=True))
-    return shapes | {name: (layers, "B", projection_width(config)) for name in history_names(config)}
+    return shapes | {name: (layers, "B", config.projection_width) for name in history_names(config)}
 
 
 def attention_layers(config: ModelConfig) -> int:

@@ -18,12 +18,10 @@ from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.data.label_set import copy_label_set, refuse_head
 from nautile.data.tokenizer import Tokenizer
 from nautile.model.exports.tokenizer_files import PAD, TOKENIZER, TOKENIZER_CONFIG, load_with_tokenizer, tokenizer_json
-from nautile.model.weights.author_config import author_fields
-from nautile.model.weights.author_layout import to_author
-from nautile.model.weights.digests import write_digests
-from nautile.model.weights.files import CONFIG, refuse_occupied
+from nautile.model.weights.author_layout import author_fields, to_author
+from nautile.model.weights.files import CONFIG, refuse_occupied, write_digests
 
-CODE = ("cache_nautile.py", "configuration_nautile.py", "modeling_nautile.py")
+CODE = ("configuration_nautile.py", "modeling_nautile.py")
 TEMPERATURE = 0.7  # that of `nautile chat`
 
 # The chat and think template (data/chat_template.py). A marker spelled in a message is broken up into plain text. As in

@@ -15,7 +15,7 @@ memory heads, Q query heads of the memory, H head dimension, M spectral samples,
 imaginary part, Z), N chunks, T convolution taps, S columns of the cache, G key-value heads.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel, initialization
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
 
-from .cache_nautile import CACHE, NautileCache, Pair, RowLayout, given_cache, refuse_unknown
 from .configuration_nautile import NautileConfig
 
 THETA_LOW, THETA_HIGH = 0.001, 3.0
@@ -32,6 +32,89 @@ WINDOW_FLOOR, WINDOW_CEILING = 1e-4, 5000.0
 TINY = torch.finfo(torch.float32).tiny
 SPAN = 32  # chunks computed at a time, which bounds the memory of a long prompt
 IGNORED = -100  # the label that the loss leaves out
+
+
+Pair = tuple[Tensor, Tensor]
+# The cache's field in outputs, and its argument in `generate`: renamed in 5.24.
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+# Arguments that `generate` of earlier versions and `Trainer` pass, and that the model does not need: the cache counts
+# its columns itself, and the number of targets is only for the loss.
+NOT_NEEDED = ("cache_position", "num_items_in_batch")
+
+
+class RowLayout(NamedTuple):
+    """The document and position of each token. Documents are numbered along a row; 0 is padding.
+
+    A token at position 0 begins a new document, so a row may hold several (packed), or padding on the left.
+    """
+
+    positions_BL: Tensor  # counted from 0 in each document
+    documents_BL: Tensor
+    current_BL: Tensor  # as documents_BL, but padding has the document of the last token before it
+    previous_B1: Tensor  # the document of the last token before these columns
+    single: bool  # in every row these columns are one document, without padding and with an empty cache
+
+
+class NautileCache:
+    """The generation cache: the sums and last convolution inputs of each SCA layer, keys and values of each attention
+    layer. Only keys and values grow with the length.
+    """
+
+    is_compileable = is_croppable = False  # the sums cannot be undone
+    is_linear = (False,)  # so that `generate` reads only the tokens behind the columns that a cache has
+
+    def __init__(self) -> None:
+        self.layers: dict[int, Pair] = {}
+        self.documents_BS: Tensor | None = None
+        self.next_position_B: Tensor | None = None
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Number of columns so far, including padding."""
+        return 0 if self.documents_BS is None else self.documents_BS.shape[1]
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """Always -1: there is no limit."""
+        return -1
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Select rows of the batch, in this order."""
+        self.layers = {index: (a[indices], b[indices]) for index, (a, b) in self.layers.items()}
+        if self.documents_BS is not None and self.next_position_B is not None:
+            self.documents_BS = self.documents_BS[indices]
+            self.next_position_B = self.next_position_B[indices]
+
+    reorder_cache = batch_select_indices  # the name that beam search calls
+
+    def advance(self, layout: RowLayout) -> None:
+        """Append the columns of `layout`. Call it before the layers, which update their own states."""
+        documents_BL = layout.documents_BL
+        # The next position follows the last token of the row's current document, if it has tokens in these columns.
+        same_BL = (documents_BL > 0) & (documents_BL == layout.current_BL[:, -1:])
+        next_B = torch.where(same_BL, layout.positions_BL + 1, 0).max(dim=1).values
+        if self.documents_BS is not None and self.next_position_B is not None:
+            documents_BL = torch.cat([self.documents_BS, documents_BL], dim=1)
+            next_B = torch.where(same_BL.any(dim=1), next_B, self.next_position_B)
+        self.documents_BS, self.next_position_B = documents_BL, next_B
+
+
+def given_cache(cache: Any, past_key_values: Any) -> NautileCache | None:
+    """The cache passed under either name. Raises ValueError if both are, or if it is of another class."""
+    if cache is not None and past_key_values is not None:
+        raise ValueError("pass either cache or past_key_values: they are two names of one argument")
+    given = past_key_values if cache is None else cache
+    if not isinstance(given, NautileCache | None):
+        raise ValueError(
+            f"{CACHE} is a {type(given).__name__}, which cannot hold the sums of SCA layers; pass None, or the {CACHE} "
+            "that an earlier call returned"
+        )
+    return given
+
+
+def refuse_unknown(arguments: dict[str, Any]) -> None:
+    """Raise TypeError for an argument that the model does not have and that would change its result unseen."""
+    for name, value in arguments.items():
+        if value is not None and name not in NOT_NEEDED:
+            raise TypeError(f"forward() has no argument {name!r}")
 
 
 def rms_norm(x: Tensor, scale: Tensor | None, epsilon: float) -> Tensor:
@@ -342,6 +425,7 @@ class NautilePreTrainedModel(PreTrainedModel):
 
     config_class = NautileConfig
     base_model_prefix = "model"
+    _input_embed_layer = "embedding"
     supports_gradient_checkpointing = True
     _no_split_modules = ["SCABlock", "AttentionBlock"]
     _skip_keys_device_placement = ["past_key_values", "cache"]
@@ -401,12 +485,7 @@ class NautileModel(NautilePreTrainedModel):
         )
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.embedding
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.embedding = value
-
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -417,10 +496,9 @@ class NautileModel(NautilePreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
-        return_dict: bool | None = None,
         cache: NautileCache | None = None,
         **kwargs: Any,
-    ) -> BaseModelOutputWithPast | tuple:
+    ) -> BaseModelOutputWithPast:
         """The hidden states [B, L, D] after the last layer.
 
         `attention_mask` [B, columns so far] is 0 at padding; `position_ids` [B, L] restart at 0 in packed documents.
@@ -449,8 +527,7 @@ class NautileModel(NautilePreTrainedModel):
             x_BLD = block(x_BLD, layout, angles, past_key_values=cache)
             states.append(x_BLD)
         hidden_states = tuple(states) if output_hidden_states else None
-        result = BaseModelOutputWithPast(last_hidden_state=x_BLD, hidden_states=hidden_states, **{CACHE: cache})
-        return result if return_dict is None or return_dict else result.to_tuple()
+        return BaseModelOutputWithPast(last_hidden_state=x_BLD, hidden_states=hidden_states, **{CACHE: cache})
 
     def layout(
         self, x_BLD: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: NautileCache | None
@@ -502,18 +579,6 @@ class NautileForCausalLM(NautilePreTrainedModel, GenerationMixin):
         """False: the model creates its own cache."""
         return False
 
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.model.embedding
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.model.embedding = value
-
-    def get_output_embeddings(self) -> nn.Linear:
-        return self.lm_head
-
-    def set_output_embeddings(self, value: nn.Linear) -> None:
-        self.lm_head = value
-
     def never_predicted(self, size: int, device: torch.device) -> Tensor:
         """Which ids are never predicted, bool [ids]: padding, and those that no token has."""
         ids_V = torch.arange(size, device=device)
@@ -522,6 +587,7 @@ class NautileForCausalLM(NautilePreTrainedModel, GenerationMixin):
             never_V = never_V | ((ids_V >= first) & (ids_V < end))
         return never_V
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -533,11 +599,10 @@ class NautileForCausalLM(NautilePreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
-        return_dict: bool | None = None,
         logits_to_keep: int = 0,
         cache: NautileCache | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast | tuple:
+    ) -> CausalLMOutputWithPast:
         """Logits [B, L, ids] of the last `logits_to_keep` columns (0: all), and with `labels` the loss.
 
         The other arguments and the errors are those of `NautileModel.forward`.
@@ -545,7 +610,7 @@ class NautileForCausalLM(NautilePreTrainedModel, GenerationMixin):
         refuse_unknown(kwargs)
         outputs = self.model(
             input_ids, attention_mask, position_ids, given_cache(cache, past_key_values), inputs_embeds, use_cache,
-            output_hidden_states, output_attentions,
+            output_hidden_states, output_attentions, return_dict=True,
         )  # fmt: skip
         logits = self.lm_head(outputs.last_hidden_state[:, -logits_to_keep:])
         never_V = self.never_predicted(logits.shape[-1], logits.device)
@@ -555,7 +620,6 @@ class NautileForCausalLM(NautilePreTrainedModel, GenerationMixin):
             # A target that is never predicted would make the loss infinite.
             labels = labels.masked_fill((labels >= 0) & never_V[labels.clamp(min=0)], IGNORED)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        result = CausalLMOutputWithPast(
+        return CausalLMOutputWithPast(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, **{CACHE: getattr(outputs, CACHE)}
         )
-        return result if return_dict is None or return_dict else result.to_tuple()

@@ -19,8 +19,7 @@ from nautile.data.chat_template import encode_prompt
 from nautile.data.label_set import refuse_head
 from nautile.data.tokenizer import Tokenizer, tokenizer_for
 from nautile.model.exports.onnx.folder import PROMPT, STEP, WEIGHTS, export_onnx
-from nautile.model.weights.digests import read_digests, write_digests
-from nautile.model.weights.files import CONFIG, read_config, refuse_occupied
+from nautile.model.weights.files import CONFIG, read_config, read_digests, refuse_occupied, write_digests
 
 PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
 INTEGRITY = "q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="  # sha512
@@ -46,7 +45,6 @@ def export_web(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
         for name in (PROMPT, STEP, WEIGHTS):
             shutil.move(exported / name, out / name)
         model, tokenizer_config = read_config(exported / CONFIG)
-    # Only the needed files of the package, by name.
     with tarfile.open(archive) as package:
         for name in RUNTIME:
             source = package.extractfile(f"package/dist/{name}")

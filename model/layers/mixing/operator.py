@@ -24,8 +24,16 @@ import numpy as np
 from jax import Array
 
 from nautile.common.errors import ConfigError
-from nautile.model.layers.mixing.chunked import chunked
-from nautile.model.layers.mixing.parts import MixState, Operands, Timeline, divide, sine_cosine, softsign, timeline
+from nautile.model.layers.mixing.chunked import (
+    MixState,
+    Operands,
+    Timeline,
+    chunked,
+    divide,
+    sine_cosine,
+    softsign,
+    timeline,
+)
 
 Form = Literal["reference", "chunked", "fused"]
 

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from nautile.common import sorted_keys
+from nautile.common import keyed_log
 from nautile.common.errors import ConfigError, Retryable
 from nautile.configs.distill import EmbeddingConfig
 from nautile.data.retrieval import embedders
@@ -104,7 +104,7 @@ def test_a_torn_or_damaged_row_is_computed_again_and_the_others_are_kept(tmp_pat
 
 
 def test_many_vectors_are_found_after_they_are_sorted_in(tmp_path, monkeypatch):
-    monkeypatch.setattr(sorted_keys, "SMALLEST_MERGE", 7)
+    monkeypatch.setattr(keyed_log, "SMALLEST_MERGE", 7)
     cache = VectorCache(tmp_path, "m", 2)
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(100, 2)).astype(np.float32)

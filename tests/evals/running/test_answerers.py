@@ -14,7 +14,7 @@ from nautile.data.chat_template import encode_prompt
 from nautile.data.tokenizer import tokenizer_for
 from nautile.evals.running import answerers
 from nautile.evals.running.answerers import Answer, CheckpointAnswerer, SkippedQuestion
-from nautile.model.decoding.buckets import length_buckets
+from nautile.model.decoding.cache import length_buckets
 from nautile.store.artifacts import Store
 from nautile.tasks.engine.job import Job
 from nautile.tasks.evaluate import evaluate, questions

@@ -12,7 +12,7 @@ from nautile.evals.benchmarks.items import BenchmarkItem
 from nautile.evals.running.likelihood import PROMPT, CheckpointScorer, OptionLikelihoods, with_options
 from nautile.evals.running.runner import score_options
 from nautile.evals.scoring.scores import likelihood
-from nautile.model.decoding.buckets import length_buckets
+from nautile.model.decoding.cache import length_buckets
 from nautile.model.decoding.scoring import continuation_logprobs
 from nautile.model.loss import masked_logits
 from nautile.model.nautile import forward

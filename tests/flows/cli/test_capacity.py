@@ -11,7 +11,7 @@ from nautile.configs.load import load
 from nautile.flows.cli import capacity
 from nautile.flows.cli import main as cli
 from nautile.model.capacity import topology
-from nautile.model.capacity.planner import CompiledStep, _largest
+from nautile.model.capacity.compiled import CompiledStep, _largest
 from nautile.store.artifacts import Store
 
 SMALL = """

@@ -16,7 +16,7 @@ from nautile.data.tokenizer import Tokenizer, tokenizer_for
 from nautile.flows.operate.own_page import OwnPageOnly
 from nautile.flows.serve import http, responses
 from nautile.flows.serve.http import ServedModel, application
-from nautile.model.decoding.requests import Chunk, Handle
+from nautile.model.decoding.slots import Chunk, Handle
 from tests.support.processes.serving import TOKENIZER
 from tests.support.samples.instant_engine import NAME, InstantEngine, instant_application
 

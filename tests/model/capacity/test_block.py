@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from nautile.model.capacity import block
+from nautile.model.capacity import compiled
 from nautile.model.capacity.topology import parse_topology
 from nautile.model.nautile import initialise, run_blocks
 from tests.model.conftest import tiny_config
@@ -13,9 +13,9 @@ from tests.model.conftest import tiny_config
 @pytest.mark.slow
 @pytest.mark.parametrize("remat", ["block", "dots"])
 def test_the_two_programs_are_a_blocks_gradient(monkeypatch, remat):
-    monkeypatch.setattr(block, "devices", lambda topology: jax.devices())
+    monkeypatch.setattr(compiled, "devices", lambda topology: jax.devices())
     config = tiny_config(blocks=1, remat=remat)
-    traced = block._trace_block(config, 2, 8, parse_topology("v4:2x2x1"))
+    traced = compiled._trace_block(config, 2, 8, parse_topology("v4:2x2x1"))
     blocks = initialise(config, 0)["blocks"]
     x_BLD, slope_BLD = np.random.default_rng(0).normal(size=(2, 2, 8, 32)).astype(np.float32)
     ones_BL, positions_BL = np.ones((2, 8), np.int32), np.arange(8, dtype=np.int32)[None].repeat(2, 0)
@@ -38,9 +38,11 @@ def test_the_two_programs_are_a_blocks_gradient(monkeypatch, remat):
 
 def test_with_remat_block_only_the_input_is_saved(monkeypatch):
     """Float32 [2, 8, 32], and the frequencies of RoPE; with "dots" more than that."""
-    monkeypatch.setattr(block, "devices", lambda topology: jax.devices())
+    monkeypatch.setattr(compiled, "devices", lambda topology: jax.devices())
     sizes = {
-        remat: block._trace_block(tiny_config(blocks=1, remat=remat), 2, 8, parse_topology("v4:2x2x1")).residual_bytes
+        remat: compiled._trace_block(
+            tiny_config(blocks=1, remat=remat), 2, 8, parse_topology("v4:2x2x1")
+        ).residual_bytes
         for remat in ("block", "dots")
     }
     assert sizes["block"] == 4 * (2 * 8 * 32 + 4) < sizes["dots"]
@@ -48,10 +50,10 @@ def test_with_remat_block_only_the_input_is_saved(monkeypatch):
 
 def test_a_compilation_is_cached_and_a_damaged_file_is_not_read(tmp_path):
     identity = {"part": "head"}
-    assert block._read_cached(tmp_path, identity) is None
-    block._write_cached(tmp_path, identity, {"text": "x"})
-    assert block._read_cached(tmp_path, identity) == {"text": "x"}
-    assert block._read_cached(tmp_path, {"part": "forward"}) is None
+    assert compiled._read_cached(tmp_path, identity) is None
+    compiled._write_cached(tmp_path, identity, {"text": "x"})
+    assert compiled._read_cached(tmp_path, identity) == {"text": "x"}
+    assert compiled._read_cached(tmp_path, {"part": "forward"}) is None
     [path] = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:20])
-    assert block._read_cached(tmp_path, identity) is None
+    assert compiled._read_cached(tmp_path, identity) is None

@@ -1,7 +1,7 @@
 """The bytes of a sequence's decoding state, against those counted by hand for the published shape."""
 
 from nautile.configs.load import load
-from nautile.model.capacity.decoding_state import state_bytes
+from nautile.model.decoding.cache import state_bytes
 
 
 def test_the_published_model_keeps_these_bytes_of_a_sequence():

@@ -19,9 +19,8 @@ from nautile.data.tokenizer import tokenizer_for
 from nautile.model.decoding import slots
 from nautile.model.decoding.constrained import Constraint, MaskFailed, mask_words
 from nautile.model.decoding.engine import Engine
-from nautile.model.decoding.requests import DecodeRequest, RequestFailed
 from nautile.model.decoding.sampling import _invert, only_allowed
-from nautile.model.decoding.slot_programs import JaxSlots
+from nautile.model.decoding.slots import DecodeRequest, JaxSlots, RequestFailed
 from nautile.model.loss import masked_logits
 from nautile.model.nautile import forward, initialise
 from tests.model.conftest import tiny_config

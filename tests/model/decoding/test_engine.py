@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from nautile.common.errors import ConfigError
-from nautile.model.decoding.buckets import length_buckets
+from nautile.model.decoding.cache import length_buckets
 from nautile.model.decoding.engine import Engine
 from nautile.model.decoding.generate import Generator
-from nautile.model.decoding.requests import DecodeRequest, EngineStopped, PromptScores, QueueFull, RequestFailed
 from nautile.model.decoding.sampling import Sampling
-from nautile.model.decoding.slot_programs import JaxSlots
+from nautile.model.decoding.slots import DecodeRequest, EngineStopped, JaxSlots, PromptScores, QueueFull, RequestFailed
 from nautile.model.loss import masked_logits, token_logprobs
 from nautile.model.nautile import forward
 

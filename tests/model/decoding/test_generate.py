@@ -9,12 +9,10 @@ import pytest
 
 from nautile.common.errors import ConfigError
 from nautile.model.decoding import lane
-from nautile.model.decoding.buckets import length_buckets
+from nautile.model.decoding.cache import length_buckets
 from nautile.model.decoding.generate import Generator
-from nautile.model.decoding.requests import DecodeRequest
 from nautile.model.decoding.sampling import Sampling
-from nautile.model.decoding.slot_programs import JaxSlots
-from nautile.model.decoding.slots import slot_settings
+from nautile.model.decoding.slots import DecodeRequest, JaxSlots, slot_settings
 from nautile.model.loss import masked_logits, token_logprobs
 from nautile.model.nautile import forward, initialise
 from tests.model.conftest import tiny_config

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nautile.model.decoding.prefix_tree import MAXIMUM_DEPTH, MINIMUM_RUN, prefix_tree
+from nautile.model.decoding.scoring import MAXIMUM_DEPTH, MINIMUM_RUN, prefix_tree
 
 PERSONA, OTHER = [1] * 10, [1] * 9 + [2]
 

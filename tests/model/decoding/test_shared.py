@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from nautile.model.decoding import shared
+from nautile.model.decoding import generate
 from nautile.model.decoding.generate import Completion
 from nautile.model.processes import share_of
 
@@ -21,9 +21,9 @@ def test_uneven_and_empty_shares_come_together_in_order(processes, monkeypatch):
     packed = []
     for index in range(processes):
         monkeypatch.setattr(jax, "process_index", lambda index=index: index)
-        packed.append(shared._to_arrays(COMPLETIONS[share_of(3)], -(-3 // processes), 4))
+        packed.append(generate._to_arrays(COMPLETIONS[share_of(3)], -(-3 // processes), 4))
     gathered = {name: np.concatenate([part[name] for part in packed]) for name in packed[0]}
-    for completion, expected in zip(shared._from_arrays(gathered, 3), COMPLETIONS, strict=True):
+    for completion, expected in zip(generate._from_arrays(gathered, 3), COMPLETIONS, strict=True):
         np.testing.assert_array_equal(completion.ids, expected.ids)
         np.testing.assert_array_equal(completion.logprobs, expected.logprobs)
         assert (completion.truncated, completion.forced) == (expected.truncated, expected.forced)

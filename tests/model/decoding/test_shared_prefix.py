@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nautile.common.errors import ConfigError
-from nautile.model.decoding import shared_prefix
-from nautile.model.decoding.scoring import continuation_logprobs
-from nautile.model.decoding.shared_prefix import SharedPrefixScorer
+from nautile.model.decoding import scoring
+from nautile.model.decoding.scoring import SharedPrefixScorer, continuation_logprobs
 from nautile.model.nautile import initialise
 from tests.model.conftest import tiny_config
 
@@ -100,8 +99,8 @@ def test_a_beginning_is_run_once_and_a_persona_once_for_its_questions(config, pa
         runs.append(lengths_B[lengths_B > 0].tolist())
         return run(params, config, path, source_B, tokens_BT, lengths_B)
 
-    run = shared_prefix._run
-    monkeypatch.setattr(shared_prefix, "_run", counted)
+    run = scoring._run
+    monkeypatch.setattr(scoring, "_run", counted)
     scorer = SharedPrefixScorer(params, config, ROWS)
     groups = [([*tokens(1, 13), question], [[1]]) for question in (2, 3)]
     scorer.logprobs(BEGINNING, groups)

@@ -17,10 +17,9 @@ from nautile.data.tokenizer import tokenizer_for
 from nautile.model.decoding.constrained import Constraint
 from nautile.model.decoding.engine import Engine
 from nautile.model.decoding.generate import Generator
-from nautile.model.decoding.requests import DecodeRequest
 from nautile.model.decoding.sampling import Sampling
-from nautile.model.decoding.scoring import continuation_logprobs
-from nautile.model.decoding.shared_prefix import SharedPrefixScorer
+from nautile.model.decoding.scoring import SharedPrefixScorer, continuation_logprobs
+from nautile.model.decoding.slots import DecodeRequest
 from nautile.model.loss import masked_logits, next_logits, token_logprobs, weighted_loss
 from nautile.model.nautile import forward, initialise
 from nautile.model.runtimes.load import load_runtime

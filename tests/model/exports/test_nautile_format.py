@@ -14,8 +14,7 @@ from nautile.common.errors import ConfigError
 from nautile.configs.model import TokenizerConfig
 from nautile.data.label_set import HEAD, LABELS, LabelSet, read_label_set, write_label_set
 from nautile.data.tokenizer import tokenizer_for
-from nautile.model.exports.formats import FORMATS
-from nautile.model.exports.nautile_format import export_nautile
+from nautile.model.exports.formats import FORMATS, export_nautile
 from nautile.model.exports.tokenizer_files import byte_letters, tokenizer_json
 from nautile.model.nautile import initialise
 from nautile.model.weights.author_import import import_weights

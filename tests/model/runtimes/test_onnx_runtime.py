@@ -7,8 +7,8 @@ import pytest
 
 from nautile.common.errors import ConfigError
 from nautile.model.decoding.engine import Engine
-from nautile.model.decoding.requests import DecodeRequest
 from nautile.model.decoding.sampling import Sampling
+from nautile.model.decoding.slots import DecodeRequest
 from nautile.model.exports.onnx.folder import export_onnx
 from nautile.model.runtimes.load import load_runtime
 from nautile.model.weights.files import save_weights

@@ -11,9 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from nautile.common.errors import ConfigError
-from nautile.model.exports.onnx.scan import OPERATORS
-from nautile.model.runtimes.onnx_runtime import OnnxRuntime
-from nautile.model.weights.digests import DIGESTS, write_digests
+from nautile.model.runtimes.onnx_runtime import OPERATORS, OnnxRuntime
+from nautile.model.weights.files import DIGESTS, write_digests
 from tests.model.exports.onnx.conftest import exports, weights  # noqa: F401 - fixtures
 
 FLIPS, CUTS = 24, 6

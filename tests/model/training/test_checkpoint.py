@@ -22,8 +22,7 @@ from nautile.configs.model import TokenizerConfig
 from nautile.model.nautile import shapes
 from nautile.model.sharding import make_mesh
 from nautile.model.training import checkpoint
-from nautile.model.training.checkpoint import TrainCheckpoints
-from nautile.model.training.gathered_checkpoint import GatheredCheckpoints
+from nautile.model.training.checkpoint import GatheredCheckpoints, TrainCheckpoints
 from nautile.model.training.optimizer import build
 from nautile.model.weights.files import load_weights, save_weights
 from tests.model.conftest import tiny_config

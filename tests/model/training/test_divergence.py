@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nautile.common.errors import ConfigError
-from nautile.model.training.divergence import MIN_LOSSES, DivergenceMonitor, DivergenceState, Rollback
+from nautile.model.training.loop import MIN_LOSSES, DivergenceMonitor, DivergenceState, Rollback
 
 
 def follow(monitor, losses, first=0):

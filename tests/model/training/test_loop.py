@@ -20,8 +20,7 @@ from nautile.model.capacity.flops import forward_flops, training_flops
 from nautile.model.nautile import parameter_counts, shapes
 from nautile.model.sharding import make_mesh, put_rows
 from nautile.model.training import loop as training
-from nautile.model.training.metrics import TrainMetrics
-from nautile.model.training.micro_batches import check_rows, rows_at_once
+from nautile.model.training.loop import TrainMetrics
 from nautile.model.training.step import BATCH, Program
 from nautile.model.weights.files import load_weights
 from tests.model.conftest import tiny_config
@@ -264,7 +263,7 @@ def test_bad_batches_are_skipped_also_by_a_run_killed_afterwards(finished, monke
 def test_a_spike_rolls_the_run_back(finished, monkeypatch, caplog):
     """The targets of steps 9 to 11 are noise; one spike in a row is tolerated."""
     root, _, _ = finished
-    monkeypatch.setattr("nautile.model.training.divergence.MIN_LOSSES", 4)
+    monkeypatch.setattr("nautile.model.training.loop.MIN_LOSSES", 4)
     batch = Loader.batch
 
     def with_noise(self, step):
@@ -397,16 +396,15 @@ def test_settings_that_cannot_work_are_refused_at_once(finished, message):
 
 @pytest.mark.parametrize(
     ("rows", "micro", "devices", "expected"),
-    [(16, 4, 1, 4), (16, 4, 8, 8), (16, None, 4, 16), (16, 16, 4, 16), (4, 2, 8, 4)],
+    [(16, 4, 1, 4), (16, 4, 8, 8), (16, None, 4, 16), (16, 16, 4, 16), (4, 2, 8, None)],
 )
 def test_every_device_has_a_row_at_once(rows, micro, devices, expected):
     config = settings(batch_rows=rows, micro_rows=micro)
-    assert rows_at_once(config, devices) == expected
     if rows >= devices:
-        check_rows(config, devices)
+        assert config.rows_at_once(devices) == expected
     else:
         with pytest.raises(ConfigError, match=r"does not divide among 8 devices"):
-            check_rows(config, devices)
+            config.rows_at_once(devices)
 
 
 def test_a_model_that_does_not_fit_the_tokens_is_refused(finished):

@@ -16,8 +16,7 @@ from nautile.common.errors import ConfigError
 from nautile.configs.model import TokenizerConfig
 from nautile.model.loss import masked_logits
 from nautile.model.nautile import forward
-from nautile.model.weights.author_files import tensor_files
-from nautile.model.weights.author_import import load_author_weights
+from nautile.model.weights.author_import import load_author_weights, tensor_files
 from nautile.model.weights.author_layout import author_shapes
 from tests.model.conftest import tiny_config
 

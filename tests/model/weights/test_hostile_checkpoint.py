@@ -15,8 +15,7 @@ import pytest
 from nautile.common.errors import ConfigError
 from nautile.configs.model import TokenizerConfig
 from nautile.model.nautile import shapes
-from nautile.model.weights.author_files import tensor_files
-from nautile.model.weights.author_import import load_author_weights
+from nautile.model.weights.author_import import load_author_weights, tensor_files
 from nautile.model.weights.author_layout import author_shapes
 from nautile.model.weights.files import load_weights, save_weights
 from tests.model.conftest import tiny_config

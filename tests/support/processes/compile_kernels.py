@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from nautile.model.layers.mixing.chunked import Operands
 from nautile.model.layers.mixing.operator import mix
-from nautile.model.layers.mixing.parts import Operands
 
 CHIPS = {"tpu": "v4:2x2x1", "gpu": "h100:1"}
 KERNELS = {"tpu": "tpu_custom_call", "gpu": "__gpu$xla.gpu.triton"}

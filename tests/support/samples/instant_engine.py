@@ -8,7 +8,7 @@ from nautile.configs.model import TokenizerConfig
 from nautile.data.tokenizer import tokenizer_for
 from nautile.flows.serve.http import ServedModel, application
 from nautile.model.decoding.engine import Engine, Listener
-from nautile.model.decoding.requests import Chunk, DecodeRequest, Handle, PromptScores
+from nautile.model.decoding.slots import Chunk, DecodeRequest, Handle, PromptScores
 
 TOKENIZER = TokenizerConfig(ranks=256)
 NAME = "checkpoint/0123456789ab"

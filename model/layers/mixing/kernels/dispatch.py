@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from nautile.model.layers.mixing.chunked import chunked
+from nautile.model.layers.mixing.chunked import JoinedOperands, JoinedState, MixState, Operands, Timeline, chunked
 from nautile.model.layers.mixing.kernels import gpu, tpu
-from nautile.model.layers.mixing.parts import JoinedOperands, JoinedState, MixState, Operands, Timeline
 
 Device = Literal["tpu", "gpu"]
 _KERNELS = {"tpu": tpu, "gpu": gpu}

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from nautile.model.layers.mixing.parts import TINY, sine_cosine, softsign
+from nautile.model.layers.mixing.chunked import TINY, sine_cosine, softsign
 
 TURN = 6.283185307179586  # 2π: `sine_cosine` takes turns
 

@@ -17,6 +17,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from nautile.model.layers.mixing.chunked import JoinedOperands, JoinedState
 from nautile.model.layers.mixing.kernels.tile import (
     HeadParameters,
     SampleFolding,
@@ -25,7 +26,6 @@ from nautile.model.layers.mixing.kernels.tile import (
     backward,
     forward,
 )
-from nautile.model.layers.mixing.parts import JoinedOperands, JoinedState
 
 LANES = 128
 

@@ -7,11 +7,9 @@ import onnx
 import onnxruntime
 import pytest
 
-from nautile.model.exports.onnx.graph import WeightFile
-from nautile.model.exports.onnx.graphs import prompt_graph, step_graph
-from nautile.model.exports.onnx.quantise import dequantise, quantise
+from nautile.model.exports.onnx.graph import Quantised, WeightFile, quantise
+from nautile.model.exports.onnx.graphs import BLOCKS, FINE_BLOCK, prompt_graph, step_graph, write_weights
 from nautile.model.exports.onnx.signature import state_shapes
-from nautile.model.exports.onnx.weights import BLOCKS, FINE_BLOCK, write_weights
 from nautile.model.loss import masked_logits
 from nautile.model.nautile import forward, initialise
 from tests.model.conftest import tiny_config
@@ -58,6 +56,22 @@ def times_last_tap(params, power):
     scas = {name: layer for name, layer in params["blocks"].items() if "conv" in layer}
     turned = {name: {**own, "in_proj": own["in_proj"] * own["conv"][:, -1:] ** power} for name, own in scas.items()}
     return {**params, "blocks": {**params["blocks"], **turned}}
+
+
+def dequantise(matrix: Quantised, inputs: int) -> np.ndarray:
+    """The float32 matrix [N, inputs] that a quantised matrix stands for."""
+    levels_NbC, scales_Nb, zero_points = matrix
+    rows, blocks = scales_Nb.shape
+    zero_Nb1 = np.full((rows, blocks, 1), 128.0, np.float32)
+    if zero_points is not None:
+        levels_NbC = _unpack(levels_NbC)
+        zero_Nb1 = _unpack(zero_points)[:, :blocks, None].astype(np.float32)
+    weights_NbC = (levels_NbC.astype(np.float32) - zero_Nb1) * scales_Nb[..., None]
+    return weights_NbC.reshape(rows, -1)[:, :inputs]
+
+
+def _unpack(packed: np.ndarray) -> np.ndarray:
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
 
 
 @pytest.fixture(scope="module")

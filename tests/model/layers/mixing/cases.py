@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nautile.model.layers.mixing.chunked import MixState, Operands
 from nautile.model.layers.mixing.operator import mix
-from nautile.model.layers.mixing.parts import MixState, Operands
 
 NAMES = ("keys", "gates", "decay", "phase_scale", "grid", "weights", "q_re", "q_im", "state re", "state im", "state z")
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nautile.model.layers.mixing.chunked import MixState, Operands, timeline
 from nautile.model.layers.mixing.kernels import gpu, tpu
 from nautile.model.layers.mixing.kernels.dispatch import run
 from nautile.model.layers.mixing.operator import mix
-from nautile.model.layers.mixing.parts import MixState, Operands, timeline
 from tests.model.layers.mixing.cases import documents, draw, exact, largest_error, value_and_gradients
 
 DEVICES = ("tpu", "gpu")

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nautile.common.errors import ConfigError
+from nautile.model.layers.mixing.chunked import MixState, Operands, divide, sine_cosine
 from nautile.model.layers.mixing.operator import empty_state, mix, mix_step
-from nautile.model.layers.mixing.parts import MixState, Operands, divide, sine_cosine
 from tests.model.layers.mixing.cases import NAMES, PER_TOKEN, documents, draw, exact, largest_error, value_and_gradients
 
 ONE_DOCUMENT = np.ones((2, 33), np.int32)

@@ -18,8 +18,8 @@ from bench.studies.theory_plot import (
     readout,
     retrieval_error,
 )
+from nautile.model.layers.mixing.chunked import Operands
 from nautile.model.layers.mixing.operator import mix
-from nautile.model.layers.mixing.parts import Operands
 
 EXACT = 1e-12
 
