@@ -10,7 +10,7 @@ from nautile.flows.dashboard import cards, figures, shared
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
 from nautile.flows.dashboard.shared import ChosenRun
 from nautile.uses.classify.stage import EXAMPLES
-from nautile.uses.labelled.titles import ABSTAINED, LABELLED, NO_TEXT, RECALL, recall_rows
+from nautile.uses.labelled.scores import ABSTAINED, LABELLED, NO_TEXT, RECALL, recall_rows
 
 MOST_LABELS = 100  # labels in the chart
 LONGEST = 400  # characters of a text

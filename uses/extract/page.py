@@ -7,8 +7,7 @@ from nautile.common.text import visible
 from nautile.flows.dashboard import cards, figures, shared
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
 from nautile.flows.dashboard.shared import ChosenRun
-from nautile.uses.extract.checks import REASONS, Reason
-from nautile.uses.extract.stage import REFUSED
+from nautile.uses.extract.stage import REASONS, REFUSED, Reason
 
 MOST_ROWS = 100  # refused rows shown per reason
 LONGEST = 400  # characters of a text or a reply

@@ -145,8 +145,8 @@ def simulate(
 
 def write_training_rows(survey: "SurveyConfig", config: "SimulateConfig", path: Path) -> str:
     """Write the survey's human answers as training rows for `nautile tune`; returns a summary sentence."""
+    from nautile.uses.simulate.prompts import FEWEST, training_rows
     from nautile.uses.simulate.reading import read_respondents
-    from nautile.uses.simulate.training import FEWEST, training_rows
 
     if path.suffix.lower() not in (".jsonl", ".ndjson") or not path.absolute().parent.is_dir():
         raise ConfigError(f"--training {path}: must be a .jsonl file in a folder that exists")

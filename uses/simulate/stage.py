@@ -20,7 +20,7 @@ from nautile.tasks.engine.stage import stage
 from nautile.uses.simulate.comparison import compare
 from nautile.uses.simulate.config import SimulateConfig, SurveyConfig
 from nautile.uses.simulate.people import Person, group_name, groups_of
-from nautile.uses.simulate.probabilities import OpinionScorer, position_bias
+from nautile.uses.simulate.prompts import OpinionScorer, position_bias
 from nautile.uses.simulate.reading import choose_people, read_respondents
 from nautile.uses.simulate.tables import card, report
 

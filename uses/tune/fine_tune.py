@@ -2,11 +2,14 @@
 
 Uses one device. All batches of a run have one shape. The order of the rows depends only on seed and epoch, so a run
 that was killed continues from its last saved state with the same result.
+
+A LoRA adapter is two narrow trained matrices for each frozen matrix of the blocks (Hu et al., arXiv:2106.09685): the
+weight is W + alpha/rank · A·B. B starts at zero, so the tuned model starts equal to the frozen one.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,10 +17,12 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from nautile.common.errors import ConfigError
 from nautile.common.events import Emit, flush, silent
+from nautile.common.files import read_json, write_json
 from nautile.configs.base import OptimizerConfig
 from nautile.configs.model import ModelConfig
 from nautile.data.shuffle import permute
@@ -27,7 +32,8 @@ from nautile.model.loss import token_logprobs
 from nautile.model.nautile import forward
 from nautile.model.training import optimizer
 from nautile.model.training.checkpoint import TrainCheckpoints
-from nautile.uses.tune.adapters import merge_adapters, new_adapters
+from nautile.model.training.optimizer import is_stacked, matrix_axes
+from nautile.uses.labelled.config import TuneConfig
 
 Batch = dict[str, np.ndarray]
 SAVE_EVERY = 100  # steps between states to resume from
@@ -210,3 +216,69 @@ def _program(
         return trained, state, value, measured["applied"]
 
     return jax.jit(step)
+
+
+def new_adapters(params: Params, rank: int, seed: int) -> Params:
+    """{"blocks": {layer: {matrix: {"a": [..., in, rank], "b": [..., rank, out]}}}} for every matrix of the blocks."""
+    key = jax.random.key(seed)
+    adapters = {}
+    for number, (path, leaf) in enumerate(sorted(flatten_dict(params).items())):
+        if not is_stacked(path) or matrix_axes(path, leaf) is None:
+            continue
+        *stacking, inputs, outputs = leaf.shape
+        narrow = min(rank, inputs, outputs)
+        normal = jax.random.normal(jax.random.fold_in(key, number), (*stacking, inputs, narrow))
+        adapters[(*path, "a")] = normal * inputs**-0.5
+        adapters[(*path, "b")] = jnp.zeros((*stacking, narrow, outputs))
+    return unflatten_dict(adapters)
+
+
+def merge_adapters(params: Params, adapters: Params, scale: float) -> Params:
+    """Merge adapters into the parameters: W + scale · A·B, with `scale` = alpha / rank."""
+    flat, parts = flatten_dict(params), flatten_dict(adapters)
+    for *path, name in parts:
+        if name == "a":
+            place = tuple(path)
+            flat[place] = flat[place] + scale * (parts[(*place, "a")] @ parts[(*place, "b")])
+    return unflatten_dict(flat)
+
+
+def tuning_settings(config: TuneConfig, loss: Literal["reply", "options"]) -> TuningSettings:
+    """The settings for `fine_tune`. Raises `ConfigError` for a method that trains no weights."""
+    if config.method not in ("full", "lora"):
+        raise ConfigError(f"tune.method {config.method!r} trains no weights")
+    return TuningSettings(config.method, loss, config.optimizer, config.epochs, config.batch_rows, config.rank)
+
+
+def searched_settings(
+    config: TuneConfig,
+    loss: Literal["reply", "options"],
+    work: Path,
+    shots: int,
+    loss_at: Callable[[TuningSettings, str], float],
+) -> TuningSettings:
+    """The settings with the one of `learning_rates` that has the lowest validation loss.
+
+    `loss_at(settings, rate)` tunes with a rate and returns its loss. Losses are stored in `work`, so a resumed run
+    measures none twice. Without `learning_rates` the configured rate is used.
+    """
+    path = work / f"rates-{shots}.json"
+    settings = tuning_settings(config, loss)
+    losses: dict[str, float] = read_json(path) or {}
+    by_rate = {
+        rate: replace(settings, optimizer=config.optimizer.model_copy(update={"learning_rate": rate}))
+        for rate in config.learning_rates
+    }
+    for rate, candidate in by_rate.items():
+        # JSON has only texts as keys.
+        name = f"{rate:g}"
+        if name not in losses:
+            losses[name] = loss_at(candidate, name)
+            write_json(path, losses)
+    return by_rate[min(by_rate, key=lambda rate: losses[f"{rate:g}"])] if by_rate else settings
+
+
+def kept_losses(config: TuneConfig, work: Path) -> dict[str, dict[str, float]]:
+    """The stored validation losses: number of shots -> learning rate -> loss."""
+    losses = {str(shots): read_json(work / f"rates-{shots}.json") for shots in config.shots}
+    return {shots: by_rate for shots, by_rate in losses.items() if by_rate}

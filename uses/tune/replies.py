@@ -26,8 +26,7 @@ from nautile.model.layers.common import Params
 from nautile.model.weights.files import save_weights
 from nautile.uses.labelled.prompts import beginning_ids, context_ids, instructions_for, reasoned_ids, reply_ids
 from nautile.uses.labelled.rows import LabelledRow
-from nautile.uses.tune.fine_tune import TuningRow, TuningSettings, fine_tune, mean_loss
-from nautile.uses.tune.settings import kept_losses, searched_settings
+from nautile.uses.tune.fine_tune import TuningRow, TuningSettings, fine_tune, kept_losses, mean_loss, searched_settings
 from nautile.uses.tune.tuner import ROWS_AT_ONCE, LabelTuning, asked_rows
 
 MOST_GENERATED = 200  # test rows whose entities are generated

@@ -1,5 +1,6 @@
-"""Run a tuning of any form and write its report: `tuning.json`, and for labels `rows.parquet` of the test rows."""
+"""Run a tuning of any form; write its report (`tuning.json`), for labels also `rows.parquet`, and its card."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,27 @@ import pyarrow
 import pyarrow.parquet
 
 from nautile.common.files import atomic_path, write_json
-from nautile.uses.labelled.calibration import probabilities, reliability
-from nautile.uses.labelled.scores import confusion, lead, recalls
-from nautile.uses.labelled.titles import calibration_note
+from nautile.tasks.reporting.card import card
+from nautile.uses.labelled.config import TuneConfig
+from nautile.uses.labelled.scores import (
+    RECALL,
+    arm_rows,
+    calibration_note,
+    confusion,
+    lead,
+    points,
+    probabilities,
+    recall_rows,
+    recalls,
+    reliability,
+)
+from nautile.uses.tune.fine_tune import kept_losses
 from nautile.uses.tune.replies import tune_replies
-from nautile.uses.tune.settings import kept_losses
 from nautile.uses.tune.tuner import ABSTAINS, ArmRun, LabelTuner, LabelTuning
 
 TUNING, ROWS = "tuning.json", "rows.parquet"
 PRETRAINED_ON = "The run's own pretraining has read these articles: a figure here says nothing about unseen text."
+MOST_CONFUSED = 10
 
 
 def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, Any]:
@@ -97,3 +110,51 @@ def _leads(tuner: LabelTuner, runs: list[ArmRun], chosen: ArmRun) -> list[dict[s
     # All seeds of the chosen method, not only the chosen one, which was chosen for its result.
     model_right = is_right(chosen.arm)
     return [{"over": name, **lead(model_right, is_right(name))} for name in tuner.run.config.baselines]
+
+
+def tuning_card(report: Mapping[str, Any], config: TuneConfig) -> str:
+    """The text of card.md for a report of `run_tuning`."""
+    columns, rows = arm_rows(report)
+    balance = report["data"]["balance"]
+    facts: dict[str, Any] = {
+        **report,
+        "title": {"label": f"{len(report['labels'])} labels", "opinions": "shares of options"}.get(
+            report["form"], report["form"]
+        ),
+        "start": config.start or "a checkpoint",
+        "unit": config.data.source_column or ("article" if config.data.reader == "wikipedia_topics" else "text"),
+        "columns": columns,
+        "arms": rows,
+        "leaked": ", ".join(f"{count:,} ({name})" for name, count in report["data"]["leaked"].items()),
+        "balance": [
+            # Forms without labels have a single row, under the empty name.
+            (label or "all rows", *(balance[split].get(label, 0) for split in ("train", "validation", "test")))
+            for label in sorted(set().union(*balance.values()))
+        ],
+        "noise": [(text, ", ".join(targets)) for text, targets in report["data"]["examples"]],
+        "leads": [
+            (arm["over"], points(arm["lead"]), f"{points(arm['low'])} to {points(arm['high'])}", f"{arm['p']:.2g}")
+            for arm in report.get("leads", [])
+        ],
+    }
+    # For labels also the most frequent confusions, and how the checkpoint turns logits into labels.
+    if report["form"] == "label":
+        names, counts = report["labels"], report["confusion"]
+        pairs = [
+            (names[target], names[prediction], count)
+            for target, row in enumerate(counts)
+            for prediction, count in enumerate(row)
+            if count and target != prediction
+        ]
+        chosen = report["chosen"]
+        facts |= {
+            "recall": recall_rows(report),
+            "recall_columns": RECALL,
+            "confused": sorted(pairs, key=lambda pair: (-pair[2], pair[:2]))[:MOST_CONFUSED],
+            "shots": chosen["shots"] or "all",
+            "temperature": f"{chosen['temperature']:.3g}",
+            "threshold": f"{chosen['threshold']:.3g}",
+        }
+    return card(
+        "tuning_card.md.j2", {"tags": ["nautile", report["form"], report["method"]]}, facts, Path(__file__).parent
+    )

@@ -12,8 +12,8 @@ from typing import Literal
 
 from nautile.common.errors import ConfigError
 from nautile.data.screening.text_hash import HASH_RANGE, text_hash
+from nautile.uses.labelled.config import TuneConfig
 from nautile.uses.labelled.rows import LabelledRow, check_known, read_rows
-from nautile.uses.tune.config import TuneConfig
 
 
 @dataclass

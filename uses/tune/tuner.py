@@ -6,47 +6,113 @@ A finished arm is stored in the work folder, so a resumed run computes none twic
 import hashlib
 import shutil
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from scipy.special import log_softmax
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
 
 from nautile.common.events import Emit, silent
 from nautile.common.files import atomic_path, read_json, write_json
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.data.label_set import HEAD, LabelSet, write_label_set
+from nautile.data.retrieval.embedders import Encoder, MiniLM
 from nautile.data.screening.text_hash import text_hash
 from nautile.data.shuffle import permute
 from nautile.data.tokenizer import tokenizer_for
 from nautile.model.decoding.shared_prefix import SharedPrefixScorer
 from nautile.model.layers.common import Params
 from nautile.model.weights.files import save_weights
-from nautile.uses.labelled.abstention import threshold_for_accuracy, threshold_for_coverage
-from nautile.uses.labelled.calibration import (
+from nautile.uses.labelled.config import TuneConfig
+from nautile.uses.labelled.predictor import fit_head, likelihood_logits, save_head, text_features
+from nautile.uses.labelled.prompts import cut, instructions_for, label_bias, prompt_ids, reply_ids, with_examples
+from nautile.uses.labelled.rows import LabelledRow
+from nautile.uses.labelled.scores import (
     calibration_evidence,
     expected_calibration_error,
     fit_temperature,
     probabilities,
+    score_seeds,
+    threshold_for_accuracy,
+    threshold_for_coverage,
 )
-from nautile.uses.labelled.predictor import likelihood_logits, text_features
-from nautile.uses.labelled.prompts import cut, instructions_for, prompt_ids, reply_ids, with_examples
-from nautile.uses.labelled.rows import LabelledRow
-from nautile.uses.labelled.scores import score_seeds
-from nautile.uses.labelled.verbalised import label_bias
-from nautile.uses.tune.baselines import BASELINES, baseline
-from nautile.uses.tune.config import TuneConfig
-from nautile.uses.tune.fine_tune import TuningRow, TuningSettings, fine_tune
-from nautile.uses.tune.head import fit_head, save_head
-from nautile.uses.tune.settings import searched_settings
+from nautile.uses.tune.fine_tune import TuningRow, TuningSettings, fine_tune, searched_settings
 from nautile.uses.tune.splits import Splits
 
+MOST_STEPS = 1000
+BASELINES = ("majority", "tfidf", "minilm")
 POOLING: Literal["mean"] = "mean"  # of a text's hidden states, for the head: measured to be better than the last one
 ROWS_AT_ONCE = 16  # in a forward pass that computes features or likelihoods
 ABSTAINS = 1.0  # the threshold if no lower one reaches the required accuracy
+
+
+class Baseline(Protocol):
+    """A text classifier. `size`: bytes of its parameters and vocabulary."""
+
+    size: int
+
+    def fit(self, texts: Sequence[str], targets_N: np.ndarray, labels: int) -> None: ...
+
+    def logits(self, texts: Sequence[str]) -> np.ndarray:
+        """log p(label), float64 [texts, labels]"""
+        ...
+
+
+class Majority:
+    """Predicts the shares of the labels in the training rows, independent of the text."""
+
+    def fit(self, texts: Sequence[str], targets_N: np.ndarray, labels: int) -> None:
+        counts_C = np.bincount(targets_N, minlength=labels)
+        self._logits_C, self.size = np.log(counts_C / counts_C.sum()), 8 * labels
+
+    def logits(self, texts: Sequence[str]) -> np.ndarray:
+        return np.tile(self._logits_C, (len(texts), 1))
+
+
+class Tfidf:
+    """Logistic regression on TF-IDF of words and pairs of words."""
+
+    def fit(self, texts: Sequence[str], targets_N: np.ndarray, labels: int) -> None:
+        self._vectors: Any = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2))
+        self._regression = LogisticRegression(C=10.0, max_iter=MOST_STEPS)
+        self._regression.fit(self._vectors.fit_transform(texts), targets_N)
+        # Each word with its 4-byte number; weights and frequencies as they lie in memory.
+        words = sum(len(word.encode()) + 4 for word in self._vectors.vocabulary_)
+        self.size = words + self._vectors.idf_.nbytes + self._regression.coef_.nbytes
+
+    def logits(self, texts: Sequence[str]) -> np.ndarray:
+        return self._regression.predict_log_proba(self._vectors.transform(texts))
+
+
+class SentenceVectors:
+    """Logistic regression on MiniLM's sentence vectors. `cache`: a folder for the vectors, or None."""
+
+    def __init__(self, cache: Path | None) -> None:
+        self._model = MiniLM()
+        self._encoder = Encoder(self._model, cache)
+
+    def fit(self, texts: Sequence[str], targets_N: np.ndarray, labels: int) -> None:
+        self._regression = LogisticRegression(C=10.0, max_iter=MOST_STEPS)
+        self._regression.fit(self._encoder.encode(texts), targets_N)
+        self.size = self._model.size + self._regression.coef_.nbytes
+
+    def logits(self, texts: Sequence[str]) -> np.ndarray:
+        return self._regression.predict_log_proba(self._encoder.encode(texts))
+
+
+def baseline(name: str, cache: Path | None) -> Baseline:
+    """The baseline called `name`, one of `BASELINES`."""
+    makers: dict[str, Callable[[], Baseline]] = {
+        "majority": Majority,
+        "tfidf": Tfidf,
+        "minilm": lambda: SentenceVectors(cache),
+    }
+    return makers[name]()
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from nautile.common.events import silent
 from nautile.tasks.engine.job import Job
 from nautile.uses.simulate import stage as simulate_task
 from nautile.uses.simulate.config import SimulateConfig
-from nautile.uses.simulate.probabilities import Opinion
-from nautile.uses.simulate.prompts import option_orders
+from nautile.uses.simulate.prompts import Opinion, option_orders
 from nautile.uses.simulate.reading import parse_survey
 
 PEOPLE = 150  # more than two chunks

@@ -5,18 +5,26 @@ import pytest
 from sklearn.metrics import confusion_matrix, f1_score
 
 from nautile.evals.scoring.intervals import wilson
-from nautile.uses.labelled.abstention import selective, threshold_for_accuracy, threshold_for_coverage
-from nautile.uses.labelled.calibration import (
+from nautile.uses.labelled.scores import (
+    DRAWS,
     SHOWING_ERRORS,
     TEMPERATURES,
     calibration_evidence,
+    calibration_note,
+    confusion,
     expected_calibration_error,
     fit_temperature,
+    intervals,
+    lead,
     probabilities,
+    recall_rows,
+    recalls,
     reliability,
+    score_seeds,
+    selective,
+    threshold_for_accuracy,
+    threshold_for_coverage,
 )
-from nautile.uses.labelled.scores import DRAWS, confusion, intervals, lead, recalls, score_seeds
-from nautile.uses.labelled.titles import calibration_note, recall_rows
 
 
 def sure(confidence, right, labels=2):

@@ -5,10 +5,16 @@ import pytest
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import spearmanr, wasserstein_distance
 
-from nautile.uses.simulate.baselines import majority, predictions
-from nautile.uses.simulate.distances import rank_correlation, similarity, steerability, wasserstein
+from nautile.uses.simulate.comparison import (
+    majority,
+    predictions,
+    rank_correlation,
+    similarity,
+    steerability,
+    wasserstein,
+)
 from nautile.uses.simulate.people import Person
-from nautile.uses.simulate.probabilities import position_bias, softmax
+from nautile.uses.simulate.prompts import position_bias, softmax
 
 
 @pytest.fixture

@@ -7,15 +7,14 @@ from nautile.configs.base import OptimizerConfig
 from nautile.data.table import Table
 from nautile.data.tokenizer import tokenizer_for
 from nautile.model.weights.files import load_weights, save_weights
+from nautile.uses.labelled.config import LabelledDataConfig
 from nautile.uses.labelled.prompts import beginning_ids, context_ids, reply_ids
 from nautile.uses.labelled.rows import _opinion_rows
 from nautile.uses.simulate.comparison import compare
 from nautile.uses.simulate.config import SimulateConfig
 from nautile.uses.simulate.people import Person
-from nautile.uses.simulate.probabilities import OpinionScorer
+from nautile.uses.simulate.prompts import OpinionScorer, training_rows
 from nautile.uses.simulate.reading import Respondents, parse_survey
-from nautile.uses.simulate.training import training_rows
-from nautile.uses.tune.config import LabelledDataConfig
 from nautile.uses.tune.fine_tune import TuningRow, TuningSettings, fine_tune
 from tests.evals.running.conftest import checkpoint  # noqa: F401 - a fixture
 

@@ -15,8 +15,7 @@ from nautile.common.errors import ConfigError
 from nautile.data.tokenizer import tokenizer_for
 from nautile.uses.simulate.config import SimulateConfig
 from nautile.uses.simulate.people import Person
-from nautile.uses.simulate.probabilities import OpinionScorer, softmax
-from nautile.uses.simulate.prompts import SurveyPrompts
+from nautile.uses.simulate.prompts import OpinionScorer, SurveyPrompts, softmax
 from nautile.uses.simulate.reading import parse_survey
 from tests.evals.running.conftest import checkpoint  # noqa: F401 - a fixture
 from tests.support.processes.simulating import PEOPLE, SURVEY, simulate

@@ -10,8 +10,15 @@ from nautile.common.errors import ConfigError
 from nautile.configs.base import OptimizerConfig
 from nautile.model.decoding.scoring import continuation_logprobs
 from nautile.uses.tune import fine_tune as fine_tuning
-from nautile.uses.tune.adapters import merge_adapters, new_adapters
-from nautile.uses.tune.fine_tune import TuningRow, TuningSettings, batch_of, fine_tune, mean_loss
+from nautile.uses.tune.fine_tune import (
+    TuningRow,
+    TuningSettings,
+    batch_of,
+    fine_tune,
+    mean_loss,
+    merge_adapters,
+    new_adapters,
+)
 
 REPLIES = [TuningRow([3, 10 + i % 2, 5], [[20 + i % 2, 9]]) for i in range(12)]
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, final_learning_rate=1e-2, weight_decay=0.0)
