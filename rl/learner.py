@@ -5,8 +5,7 @@ and backward pass over each yields g+ and g- separately, summed over the step or
 balanced and then gets a backward pass of its own. Without a KL term, or without balance, one backward pass is enough.
 
 The log-probabilities of the policy and of its reference are computed at the sampling temperature, or at
-`policy.temperature`. `rl.policy_gradient`
-computes each prompt once for all its completions.
+`policy.temperature`. `rl.policy_gradient` computes each prompt once for all its completions.
 
 Everything runs on a mesh of one or more devices: the rows of a micro-batch are split over all devices, parameters and
 optimizer moments over `fsdp` of them, as in pretraining.
@@ -14,6 +13,7 @@ optimizer moments over `fsdp` of them, as in pretraining.
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,13 +24,13 @@ import optax
 from jax import Array
 from jax.sharding import Mesh
 
+from nautile.common.errors import ConfigError
 from nautile.configs.model import ModelConfig
 from nautile.configs.training import PolicyConfig, RolloutConfig
 from nautile.model.compile_time import working_seconds
 from nautile.model.layers.common import Params
 from nautile.model.sharding import put_shared_rows, replicated
 from nautile.model.training import optimizer
-from nautile.rl.finite_updates import SkippedUpdates
 from nautile.rl.objective_registry import Balance
 from nautile.rl.objectives import Aggregate, balance, token_weights
 from nautile.rl.policy_gradient import LearnerProgram
@@ -39,6 +39,51 @@ from nautile.rl.rollouts import Group
 from nautile.rl.training_rows import TrainingRow, completion_batches, prompts_of
 
 logger = logging.getLogger(__name__)
+
+NAMES_SHOWN = 3  # names of parameters in a message
+
+
+@dataclass
+class SkippedUpdates:
+    """Counts the skipped updates: `total`, and the steps of the current run of consecutive ones, `in_row`.
+
+    `limit`: how many may follow each other. `section`: the section of the configuration that messages name.
+    """
+
+    limit: int
+    section: str
+    total: int = 0
+    in_row: list[int] = field(default_factory=list)
+
+    def record(self, step: int, measured: Mapping[str, Any], params: Params) -> bool:
+        """Record the update of `step` and return whether it was applied.
+
+        `measured`: what `finite_update` returned, in host memory. `params`: the tree of the gradient, for the names of
+        its leaves. Raises `ConfigError` if more than `limit` updates in a row were skipped.
+        """
+        if measured["applied"]:
+            self.in_row = []
+            return True
+        # The parameters and moments are as before. Name what went wrong while the evidence is at hand.
+        self.total += 1
+        self.in_row.append(step)
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+        names = [path for path, flag in zip(paths, np.asarray(measured["not_finite"]), strict=True) if flag]
+        others = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+        evidence = (
+            f"the gradients of {', '.join(names[:NAMES_SHOWN])}{others}, of {len(paths)} parameters, are not finite"
+            if names
+            else f"the norms are {measured['grad_norm']} of the gradient and {measured['update_norm']} of the update"
+        )
+        logger.warning("step %d: the update is not finite and was not applied: %s", step, evidence)
+        if len(self.in_row) > self.limit:
+            raise ConfigError(
+                f"{self.section}: {len(self.in_row)} updates in a row were not finite (steps {self.in_row[0]} to "
+                f"{step}), more than {self.section}.skip_limit {self.limit} allows; none was applied. In the last "
+                f"{evidence}. Lower {self.section}.optimizer.learning_rate or .clip, or raise .warmup_steps"
+            )
+        return False
 
 
 class Learner:

@@ -2,35 +2,354 @@
 
 The state is (parameters, optimizer, cursor). The cursor determines the next problems, samples are seeded by draw and
 prompt, and paid scores are cached. So a run that was killed at any point resumes and ends with the same bytes.
+
+Groups that carry no signal are replaced by refills. A refill samples only as many groups as are still missing and
+leaves the other rows of the batch empty. So every group with a signal, whose judge may have been paid, is trained on in
+the step that sampled it, by the policy that sampled it.
+
+The guard measures validation accuracy, to save the best policy and to stop or roll back when it drops. Its problems are
+a split of their own, disjoint from the training problems and from all benchmarks. Every reading uses the same problems,
+so two policies can be compared by McNemar's exact test on the problems whose outcome differs, which needs far fewer
+problems than separate confidence intervals. A policy "has fallen" when two readings in a row are significantly worse
+than the best one. One reading is not enough, because the maximum of many readings is biased upwards
+(tests/rl/test_guard.py measures the error rates).
 """
 
 import logging
+import shutil
 import statistics
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.events import Emit, flush, silent
 from nautile.configs.training import SMALLEST_GUARD, PolicyConfig, RolloutConfig
+from nautile.data.chat_template import encode_prompt, parse_completion
+from nautile.data.sources.reasoning_gym import Problem
 from nautile.data.tokenizer import tokenizer_for
+from nautile.evals.scoring.intervals import paired
 from nautile.model.layers.common import Params
+from nautile.model.nautile import shapes
+from nautile.model.processes import arrays_of_first, on_first
 from nautile.model.sharding import make_mesh, whole_on_hosts
 from nautile.model.training.gathered_checkpoint import open_checkpoints
 from nautile.model.training.preemption import StopRequested, joint_termination
-from nautile.rl.group_draw import GroupDraw, Scorer, without_update
-from nautile.rl.guard import IN_A_ROW, LEVEL, Guard, GuardReading
+from nautile.model.weights.files import load_weights, save_weights
 from nautile.rl.learner import Learner
 from nautile.rl.objective_registry import Balance
-from nautile.rl.parameter_subset import ParameterSubset
-from nautile.rl.problems.load import ProblemOrder
-from nautile.rl.rollouts import Group, RolloutEngine, append_rows, truncate_log
+from nautile.rl.policy_gradient import ParameterSubset
+from nautile.rl.problems import ProblemOrder
+from nautile.rl.rewards import AdvantageForm, advantages, carries_signal, known, verifiable
+from nautile.rl.rollouts import Group, RolloutEngine, append_rows, generator, truncate_log
 from nautile.rl.stage_inputs import StageInputs, on_device
 
+CORRECT = "correct"  # the entry of `Rollout.parts` that says whether the strict grader accepts the answer
+# What becomes of a group: trained on; skipped as mastered; all rewards equal (with `mask_truncated`, or no advantage
+# but those of completions that were cut); fewer than two completions scored.
+Use = Literal["live", "mastered", "no_signal", "dropped"]
+TOTALS = ("groups", "mastered", "no_signal", "dropped", "unscored", "rollouts", "refilled", "missing")
+NOT_GRADED = "-"  # the outcome of a problem whose reply could not be graded
+LEVEL = 0.01  # significance level of the two-sided test against the best reading
+IN_A_ROW = 2  # consecutive worse readings that stop a run or roll it back
+CHECKPOINTS = 3  # from which a run may resume: two are kept, and a third is being written
 logger = logging.getLogger(__name__)
+
+
+class Scorer(Protocol):
+    """Sets `reward` and `parts` of every rollout of the groups; `mastered` says which groups to skip."""
+
+    def score(self, groups: Sequence[Group]) -> None: ...
+
+    def mastered(self, group: Group) -> bool: ...
+
+
+class Sampler(Protocol):
+    """Samples a group for each (position, problem), as `rl.rollouts.RolloutEngine`."""
+
+    def sample(self, params: Params, problems: Sequence[tuple[int, Problem]], draw: int) -> list[Group]: ...
+
+
+class GroupDraw:
+    """Samples groups for the next problems, scores them, and counts them by their use.
+
+    State: `cursor`, the position of the next problem; `draw`, the number of draws so far, which seeds the samples; and
+    `totals`, in which `refilled` counts the groups of all refills and `missing` those that steps lacked after the last
+    refill. In a run of several processes only the first one scores, so that a judge is paid once; the others need no
+    `scorer`.
+    """
+
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        order: ProblemOrder,
+        sampler: Sampler,
+        scorer: Scorer | None,
+        refill: int,
+        advantage: AdvantageForm = "dr",
+        mask_truncated: bool = False,
+    ) -> None:
+        self.problems, self.order, self.sampler, self.scorer, self.refill = problems, order, sampler, scorer, refill
+        self.advantage, self.mask_truncated = advantage, mask_truncated
+        self.cursor, self.draw = 0, 0
+        self.totals = dict.fromkeys(TOTALS, 0)
+
+    def step(self, params: Params, target: int) -> tuple[list[Group], list[Group], dict[str, float]]:
+        """Sample until `target` groups carry a signal, in at most 1 + `refill` draws.
+
+        Returns the groups with a signal, all groups that were sampled, and the metrics over all of them.
+        """
+        live_groups: list[Group] = []
+        all_groups: list[Group] = []
+        uses: list[Use] = []
+        for attempt in range(1 + self.refill):
+            missing = target - len(live_groups)
+            if not missing:
+                break
+            # As many new problems as are missing: each problem is drawn once in an epoch, refill or not.
+            positions = range(self.cursor, self.cursor + missing)
+            problems = [(position, self.problems[self.order[position]]) for position in positions]
+            groups = self.sampler.sample(params, problems, self.draw)
+            self.cursor, self.draw = self.cursor + missing, self.draw + 1
+            mastered = self._score(groups)
+            all_groups += groups
+            uses += [self._classify(group, is_mastered) for group, is_mastered in zip(groups, mastered, strict=True)]
+            live_groups = [group for group, use in zip(all_groups, uses, strict=True) if use == "live"]
+            self.totals["refilled"] += missing if attempt else 0
+        self.totals["missing"] += target - len(live_groups)
+        return live_groups, all_groups, group_metrics(all_groups, uses)
+
+    def _score(self, groups: Sequence[Group]) -> list[bool]:
+        """Score the groups on the first process and share the rewards with all; returns which groups are mastered."""
+
+        def score() -> list[dict[str, Any]]:
+            assert self.scorer
+            self.scorer.score(groups)
+            return [
+                {
+                    "scores": [(known(r.reward), r.parts) for r in group.rollouts],
+                    "mastered": self.scorer.mastered(group),
+                }
+                for group in groups
+            ]
+
+        rows = on_first(score)
+        for group, row in zip(groups, rows, strict=True):
+            for rollout, (reward, parts) in zip(group.rollouts, row["scores"], strict=True):
+                rollout.reward, rollout.parts = reward, parts
+        return [row["mastered"] for row in rows]
+
+    def _classify(self, group: Group, mastered: bool) -> Use:
+        """Set the advantages of a group's rollouts, and count the group by its use for the update."""
+        values = advantages([rollout.reward for rollout in group.rollouts], self.advantage)
+        for rollout, advantage in zip(group.rollouts, values, strict=True):
+            rollout.advantage = advantage
+        use: Use = "live"
+        # The order decides: a group without scores cannot be judged mastered, and a mastered one may still have a
+        # signal.
+        if all(advantage is None for advantage in values):
+            use = "dropped"
+        elif mastered:
+            use = "mastered"
+        elif not carries_signal([rollout.advantage for rollout in group.trained(self.mask_truncated)]):
+            use = "no_signal"
+        self.totals["groups"] += 1
+        self.totals["rollouts"] += len(group.rollouts)
+        self.totals["unscored"] += sum(rollout.reward is None for rollout in group.rollouts)
+        if use != "live":
+            self.totals[use] += 1
+        return use
+
+
+def without_update(totals: Mapping[str, int]) -> str:
+    """Why groups counted as in `GroupDraw.totals` led to no update."""
+    groups = totals["groups"]
+    if totals["unscored"] == totals["rollouts"]:
+        return "no completion was scored"
+    reasons = {
+        "no_signal": "had equal rewards",
+        "mastered": "were mastered",
+        "dropped": "had fewer than two scored completions",
+    }
+    counts = {text: totals[use] for use, text in reasons.items() if totals[use]}
+    if sum(counts.values()) < groups:
+        return "no update was finite"
+    if len(counts) == 1:
+        return f"all {groups} groups {next(iter(counts))}"
+    return f"of {groups} groups {', '.join(f'{count} {text}' for text, count in counts.items())}"
+
+
+def group_metrics(groups: Sequence[Group], uses: Sequence[Use]) -> dict[str, float]:
+    """Metrics of a step's groups: shares by use, rewards, lengths, solve rate. A mean over nothing is left out.
+
+    The shares of groups that are not trained on are `mastered_share`, `zero_signal_share` (all rewards are equal) and
+    `dropped_share` (fewer than two completions have a score). `length` is the mean number of sampled tokens.
+    """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    metrics = {
+        "zero_signal_share": uses.count("no_signal") / len(groups),
+        "mastered_share": uses.count("mastered") / len(groups),
+        "dropped_share": uses.count("dropped") / len(groups),
+        "unscored": float(len(rollouts) - len(rewards)),
+        "truncated_share": sum(rollout.truncated for rollout in rollouts) / len(rollouts),
+        "length": float(np.mean([len(rollout.ids) for rollout in rollouts])),
+        "finished_thinking_share": sum(r.reply.finished_thinking for r in rollouts) / len(rollouts),
+    }
+    if rewards:
+        metrics |= {"reward": float(np.mean(rewards)), "reward_deviation": float(np.std(rewards))}
+    # The mean of each numeric part of the rewards, such as a judge's marks, over the rollouts that have it.
+    for name in sorted({name for rollout in rollouts for name in rollout.parts}):
+        values = [r.parts[name] for r in rollouts if isinstance(r.parts.get(name), int | float)]
+        if values:
+            metrics["solve_rate" if name == CORRECT else f"reward_{name}"] = float(np.mean(values))
+    return metrics
+
+
+@dataclass(frozen=True)
+class GuardReading:
+    """Outcomes of greedy decoding on the guard problems after `step` updates: "1" for solved, "0" for not solved.
+
+    A reply that could not be graded is `NOT_GRADED`: it counts neither way. `p`: p-value of McNemar's exact test
+    against the best earlier reading on the problems that both graded, if this one solves fewer of them; else None.
+    `went_back`: the run rolled back to its best policy after this reading.
+    """
+
+    step: int
+    outcomes: str
+    p: float | None = None
+    went_back: bool = False
+
+    @property
+    def correct(self) -> int:
+        return self.outcomes.count("1")
+
+    @property
+    def graded(self) -> int:
+        return len(self.outcomes) - self.outcomes.count(NOT_GRADED)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share solved of the problems whose replies were graded; None if none was."""
+        return self.correct / self.graded if self.graded else None
+
+    def row(self) -> dict[str, Any]:
+        """The reading as a row of the checkpoint's manifest."""
+        fields = {"step": self.step, "correct": self.correct, "n": self.graded, "p": self.p}
+        return {**fields, "went_back": self.went_back, "outcomes": self.outcomes}
+
+
+def best_of(readings: Sequence[GuardReading]) -> GuardReading:
+    """The reading with the largest share of solved problems; of equal ones the latest, which is trained longer."""
+    return max(readings, key=lambda reading: (-1.0 if reading.accuracy is None else reading.accuracy, reading.step))
+
+
+def compare_reading(step: int, outcomes: str, earlier: Sequence[GuardReading]) -> GuardReading:
+    """Make the reading of these outcomes and test it against the best of the earlier ones."""
+    reading = GuardReading(step, outcomes)
+    if not earlier:
+        return reading
+    both = [
+        (int(a), int(b)) for a, b in zip(best_of(earlier).outcomes, outcomes, strict=True) if NOT_GRADED not in (a, b)
+    ]
+    best, own = [a for a, _ in both], [b for _, b in both]
+    # Only the problems with different outcomes count: many that both solve say nothing about the difference.
+    return replace(reading, p=paired(best, own).p) if sum(own) < sum(best) else reading
+
+
+def has_fallen(readings: Sequence[GuardReading]) -> bool:
+    """Whether the last `IN_A_ROW` readings were all worse than the best one, with no roll-back since."""
+    last = readings[-IN_A_ROW:]
+    return len(last) == IN_A_ROW and all(r.p is not None and r.p < LEVEL and not r.went_back for r in last)
+
+
+class Guard:
+    """Measures the policy on the guard problems, and saves the best one in `folder`, so that a resumed run has it.
+
+    A policy is saved under the number of its step, and removed when neither the readings nor those of a checkpoint have
+    it as the best: a run that is killed and resumed must find the best policy of its checkpoint, not a later one.
+
+    In a run of several processes each one samples its share, and the first one grades and writes the folder.
+    """
+
+    def __init__(self, inputs: StageInputs, rollout: RolloutConfig, folder: Path, mesh: Mesh) -> None:
+        self.inputs, self.folder, self.mesh = inputs, folder, mesh
+        self._tokenizer = tokenizer_for(inputs.tokenizer)
+        # Greedy decoding has no sampling noise, so a difference is one of the policies.
+        greedy = rollout.model_copy(update={"temperature": 0.0})
+        self._generate = generator(inputs.model, self._tokenizer, greedy, mesh)
+        self.readings: list[GuardReading] = []
+        # Steps of the policies that the checkpoints have as the best, and of those that an earlier attempt left here.
+        self._of_checkpoints: deque[int] = deque(maxlen=CHECKPOINTS)
+        self._left: set[int] = self._saved_steps()
+
+    def read(self, params: Params, step: int) -> GuardReading:
+        """Measure `params`, and save them if no earlier reading is better. A step can be read again."""
+        problems = self.inputs.guard_problems
+        prompts = [encode_prompt(self._tokenizer, problem.question) for problem in problems]
+        completions = self._generate(params, prompts, [(0, index) for index in range(len(prompts))])
+
+        def grade() -> str:
+            replies = [parse_completion(self._tokenizer, completion.ids) for completion in completions]
+            rewards = [verifiable(problem, reply) for problem, reply in zip(problems, replies, strict=True)]
+            return "".join(NOT_GRADED if reward is None else str(int(reward)) for reward in rewards)
+
+        # A resumed run may have readings of steps that it repeats: they are replaced.
+        earlier = [reading for reading in self.readings if reading.step < step]
+        reading = compare_reading(step, on_first(grade), earlier)
+        self.readings = [*earlier, reading]
+        # Saved before the checkpoint of the step. A run killed in between repeats the step, and with it this reading.
+        if self.best == reading:
+            whole = whole_on_hosts(params, self.mesh)
+            if jax.process_index() == 0:
+                save_weights(self.folder / str(step), whole, self.inputs.model, self.inputs.tokenizer)
+                self._remove_others()
+        return reading
+
+    def checkpointed(self) -> None:
+        """Keep the best policy for as long as the run may resume from the checkpoint that is saved now."""
+        self._of_checkpoints.append(self.best.step)
+        if len(self._of_checkpoints) == CHECKPOINTS:  # the earlier attempt's checkpoints are gone by now
+            self._left = set()
+
+    @property
+    def best(self) -> GuardReading:
+        return best_of(self.readings)
+
+    def has_fallen(self) -> bool:
+        """Whether the policy has fallen, and the run has not rolled back since."""
+        return has_fallen(self.readings)
+
+    @property
+    def roll_backs(self) -> int:
+        """How often the run rolled back to its best policy."""
+        return sum(reading.went_back for reading in self.readings)
+
+    def roll_back(self) -> Params:
+        """Record a roll-back in the last reading; returns the best policy."""
+        self.readings[-1] = replace(self.readings[-1], went_back=True)
+        return self.best_params()
+
+    def best_params(self) -> Params:
+        """The parameters of the best policy, in the host memory of every process."""
+        if jax.process_index() == 0:
+            return arrays_of_first(load_weights(self.folder / str(self.best.step))[0])
+        # The other processes pass arrays of the same shapes and receive the values of the first.
+        return arrays_of_first(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes(self.inputs.model)))
+
+    def _saved_steps(self) -> set[int]:
+        return {int(path.name) for path in self.folder.glob("*") if path.name.isdigit()}
+
+    def _remove_others(self) -> None:
+        """Remove the policies that neither the readings nor a checkpoint have as the best."""
+        for step in self._saved_steps() - {self.best.step, *self._of_checkpoints, *self._left}:
+            shutil.rmtree(self.folder / str(step))
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from nautile.model.sharding import (
 from nautile.model.training import optimizer
 from nautile.model.training.gathered_checkpoint import open_checkpoints
 from nautile.model.training.preemption import joint_termination
-from nautile.rl.finite_updates import SkippedUpdates
+from nautile.rl.learner import SkippedUpdates
 from nautile.rl.rewards import advantages, verifiable
 from nautile.rl.rollouts import Group, RolloutEngine, append_rows, truncate_log
 from nautile.rl.stage_inputs import StageInputs, on_device

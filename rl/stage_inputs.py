@@ -14,7 +14,7 @@ from nautile.data.sources.reasoning_gym import Problem
 from nautile.data.tokenizer import tokenizer_for
 from nautile.model.layers.common import Params
 from nautile.model.weights.files import load_weights
-from nautile.rl.problems.load import ProblemScreen, Unanswered, load, load_guard
+from nautile.rl.problems import ProblemScreen, Unanswered, load, load_guard
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from nautile.configs.training import SelfDistillConfig
 from nautile.data.sources.reasoning_gym import derived_seed
-from nautile.rl.problems.files import check_files
+from nautile.rl.problems import check_files
 from nautile.tasks.engine.job import Job
 from nautile.tasks.reinforced import TRACES_LOSS, reinforcement_stage
 

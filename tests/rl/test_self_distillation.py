@@ -16,7 +16,7 @@ from nautile.data.chat_template import ParsedReply
 from nautile.data.sources.reasoning_gym import Problem
 from nautile.model.nautile import forward
 from nautile.rl import self_distillation
-from nautile.rl.finite_updates import SkippedUpdates
+from nautile.rl.learner import SkippedUpdates
 from nautile.rl.rollouts import Group, Rollout
 from nautile.rl.self_distillation import SelfDistillation, curriculum, self_distil, update
 from nautile.rl.stage_inputs import StageInputs

@@ -1,16 +1,45 @@
-"""Find the equations in a text and evaluate them: which steps of a calculation are right, and use known numbers?
+"""A deterministic checker of arithmetic that stands in for an LLM judge: the server of endpoints of kind "checker".
 
-A step is two sides joined by `=`, at least one with an operator: `3 * 4 = 12`, `2 + 3 = 10 / 2`, `7 = 2 * 3 + 1`; a
-chain `a = b = c` has two steps. Values are exact fractions. Only numbers, + - * /, brackets and `=` are read, so other
-text has no effect on a step. The time is linear in the length of the text.
+It serves OpenAI's chat completions API on loopback, for the requests of `rl.judge.Judge`:
+
+    python -m nautile.rl.checker --parent PID      prints the line {"url": ...} once it accepts requests
+
+Any other request is refused with status 400. The sections of a request are data to mark, never instructions: only the
+equations of the reasoning are read, and of the answer only what the graders of the evaluations read.
+
+A step of a calculation is two sides joined by `=`, at least one with an operator: `3 * 4 = 12`, `2 + 3 = 10 / 2`,
+`7 = 2 * 3 + 1`; a chain `a = b = c` has two steps. Values are exact fractions. Only numbers, + - * /, brackets and `=`
+are read, so other text has no effect on a step. The time is linear in the length of the text.
 """
 
+import argparse
+import json
+import math
 import re
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from nautile.data.chat_template import ParsedReply
+from nautile.data.endpoints.checker import MODEL
+from nautile.data.endpoints.outgoing import read_fenced
+from nautile.data.endpoints.own_server import announce, child_arguments
+from nautile.data.sources.reasoning_gym import Problem
+from nautile.evals.benchmarks.items import grade
+from nautile.evals.benchmarks.stand_ins import problem_item
+from nautile.evals.graders.numbers import parse_number
+from nautile.rl.judge import ANSWER, QUESTION, REASONING, REFERENCE, RUBRIC, VERSION
+
+TITLES = ([QUESTION, REASONING, ANSWER], [QUESTION, REASONING, ANSWER, REFERENCE])
 # Fractions are exact, so their digits could grow without end: these two bound the time that a hostile answer takes.
 LONGEST_NUMBER = 30  # characters; longer numbers are ignored
 LONGEST_SIDE = 200  # numbers and operators of one side of an equation
@@ -22,6 +51,53 @@ _TOKEN = re.compile(
 )
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
 Side = Sequence[str]  # its tokens
+UNCHECKED, SKIPPED = 3, 2  # marks of reasoning without a step, for a question without and with several numbers
+SENTENCE, PARAGRAPH = 6, 40  # most extra words around the answer for a `follow` of 4 and of 3
+
+
+def completion(body: Any) -> str:
+    """The reply to a request's JSON. Raises `ValueError` if it is not a judge's request."""
+    try:
+        system, user = (message["content"] for message in body["messages"])
+        roles = [message["role"] for message in body["messages"]]
+    except (TypeError, LookupError, ValueError):
+        raise ValueError("not a judge's request: a system message with the rubric, then one user message") from None
+    if roles != ["system", "user"] or system != RUBRIC:
+        raise ValueError(f"the system message must be the rubric of the judge ({VERSION})")
+    sections = read_fenced(user) if isinstance(user, str) else []
+    if [title for title, _ in sections] not in TITLES:
+        raise ValueError(f"the user message must have the sections {', '.join(TITLES[1])}; the last may be absent")
+    question, reasoning, answer, *reference = (text for _, text in sections)
+    return json.dumps(marks(question, reasoning, answer, next(iter(reference), None)))
+
+
+async def _complete(request: Request) -> JSONResponse:
+    try:
+        text = completion(await request.json())
+    except ValueError as error:  # JSON's own too
+        return JSONResponse({"error": {"message": str(error), "type": "invalid_request_error"}}, 400)
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    # Zero tokens, not unknown ones: for unknown usage the client would reserve an estimate from its budget.
+    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    return JSONResponse({"object": "chat.completion", "model": MODEL, "choices": [choice], "usage": usage})
+
+
+async def _list_models(request: Request) -> JSONResponse:
+    return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+
+
+def main() -> None:
+    """Serve on a free port until the parent process ends."""
+    child_arguments(argparse.ArgumentParser(prog="python -m nautile.rl.checker", description="Serve the checker."))
+    routes = [
+        Route("/v1/chat/completions", _complete, methods=["POST"]),
+        Route("/v1/models", _list_models),
+    ]
+    # Listening before the address is announced: the first request finds an open port.
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    announce(f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
+    config = uvicorn.Config(Starlette(routes=routes), log_level="warning", access_log=False, lifespan="off", ws="none")
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 @dataclass(frozen=True)
@@ -187,3 +263,70 @@ def _plain(text: str) -> str:
 def _value(number: str) -> Fraction:
     """The value of a number token; `5%` is 1/20."""
     return Fraction(number.rstrip(" %")) / (100 if number.endswith("%") else 1)
+
+
+def marks(question: str, reasoning: str, answer: str, reference: str | None) -> dict[str, int]:
+    """The four marks of an answer; no mark if it could not be graded. An empty `answer` means that there is none.
+
+    `reason`: 1 without reasoning; else 1 to 5 by the share of steps that are right and use known numbers, 5 only if all
+    do. `answer`: 5 if right, else 1. `follow`: 5 for nothing but the answer, less with words around it, 1 for no
+    answer.
+
+    `overall` of a right answer: 100 if all other marks are 5; else 89, less 5 for each mark that `reason` is below 5
+    and 4 for each that `follow` is (at least 53). Of a wrong answer: 4 for each mark of `reason` above 1 and 3 for each
+    of `follow` (at most 28).
+    """
+    steps = steps_of(reasoning, question)
+    reason = _reason(question, reasoning, steps)
+    right = _is_right(question, reasoning, answer, reference, steps) if answer.strip() else False
+    if right is None:
+        return {}
+    follow = _follow(answer, reference)
+    if not right:
+        overall = 4 * (reason - 1) + 3 * (follow - 1)
+    elif (reason, follow) == (5, 5):
+        overall = 100
+    else:
+        overall = 89 - 5 * (5 - reason) - 4 * (5 - follow)
+    return {"reason": reason, "answer": 5 if right else 1, "follow": follow, "overall": overall}
+
+
+def _reason(question: str, reasoning: str, steps: list[CheckedStep]) -> int:
+    if not reasoning.strip():
+        return 1
+    if not steps:
+        return SKIPPED if len(numbers_of(question)) > 1 else UNCHECKED
+    # Rounded down, so that 5 means that every step is right.
+    return 1 + math.floor(4 * sum(step.is_right and step.is_known for step in steps) / len(steps))
+
+
+def _is_right(
+    question: str, reasoning: str, answer: str, reference: str | None, steps: list[CheckedStep]
+) -> bool | None:
+    """Whether the strict grader accepts the answer; without a reference, whether it is the last good step's result.
+
+    None if the grader has no verdict.
+    """
+    if reference:
+        # The same grader as in the evaluations, so that a reward and a benchmark agree on what is right.
+        item = problem_item("checker", 0, Problem("checker", 0, question, reference, ""))
+        return grade(item, ParsedReply(reasoning, answer, finished_thinking=True, finished=True)).verdict.strict
+    results = [step.value for step in steps if step.is_right and step.is_known]
+    stated = parse_number(answer)
+    return bool(results) and stated is not None and stated.value == results[-1]
+
+
+def _follow(answer: str, reference: str | None) -> int:
+    """The mark of the form, by how many words an answer has more than the reference (unknown: more than one word)."""
+    words = len(answer.split())
+    if not words:
+        return 1
+    # The words around an answer are counted, whatever they say.
+    extra_words = words - max(1, len((reference or "").split()))
+    if extra_words <= 0:
+        return 5
+    return 4 if extra_words <= SENTENCE and len(answer.split("\n")) == 1 else 3 if extra_words <= PARAGRAPH else 2
+
+
+if __name__ == "__main__":
+    main()
