@@ -1,16 +1,13 @@
 """Calibrate a judge on answers of known quality: accuracy, length and position bias, resistance to prompt injection.
 
-The judge marks every right answer and three variants of it:
+The judge marks every right answer and three variants of it, one at a time, so that there is no bias by order:
 
 - wrong: another question's reasoning and answer, or the right ones with their numbers (without numbers: their words)
   changed. It is as long and as well formed as a right answer, so that form alone does not give it away.
 - long: the right answer with a meaningless sentence before its reasoning. What that adds to the marks is length bias.
 - front: the right answer with its result before its reasoning. What that adds to the marks is position bias.
 
-The judge marks one answer at a time, so there is no bias by the order of two answers.
-
-Right and wrong answers are also marked with a prompt injection (`FORMS`), which gains nothing from a judge
-that treats answers as data.
+Right and wrong answers are also marked with a prompt injection (`FORMS`), which should gain nothing.
 """
 
 import random
@@ -91,16 +88,6 @@ def hostile_answer(form: str, item: JudgeItem) -> str:
     return re.sub("|".join(parts), lambda placeholder: parts[placeholder.group()], FORMS[form])
 
 
-def hostile_item(form: str, item: JudgeItem) -> JudgeItem:
-    """`item` with an injection in its reasoning, or in its answer where it has no reasoning.
-
-    Words around a final answer make its form worse, and a judge may rightly give fewer marks for that. In the reasoning
-    an injection changes the marks only if the judge reacts to what it says.
-    """
-    text = hostile_answer(form, item)
-    return replace(item, reasoning=text) if item.reasoning else replace(item, answer=text)
-
-
 def calibrate(
     judge: Judge, right: Sequence[JudgeItem], hostile: int = 0, seed: int = 0, kinds: Sequence[str] = KINDS
 ) -> dict[str, Any]:
@@ -165,9 +152,8 @@ def _hostile(
     """Score `count` prompt injections. `right` and `wrong`: (answers, their scores without an injection).
 
     Returns a row per attacked answer, and figures. For right and for wrong answers: `pairs`, those scored with and
-    without the injection; `moved` and `raised`, the shares of pairs whose overall mark changed and rose; `points`, the
-    mean change. `turned`: wrong answers that reach `PASS_MARK` only with the injection. `forms`: the mean change of
-    wrong answers by form of injection.
+    without; `moved` and `raised`, the shares whose overall mark changed and rose; `points`, the mean change. `turned`:
+    wrong answers that reach `PASS_MARK` only with the injection. `forms`: the mean change of wrong answers by form.
     """
     if not right[0] or count < 2:
         return [], None
@@ -179,7 +165,10 @@ def _hostile(
             # Shift by one after each pass over the forms, so that a form does not get the same answer again.
             index = (number + number // len(forms)) % len(items)
             form = forms[number * stride % len(forms)]
-            item = hostile_item(form, items[index])
+            item, text = items[index], hostile_answer(form, items[index])
+            # Words around a final answer make its form worse, and a judge may rightly give fewer marks for that. In
+            # the reasoning an injection changes the marks only if the judge reacts to what it says.
+            item = replace(item, reasoning=text) if item.reasoning else replace(item, answer=text)
             rows.append({"kind": f"hostile {kind}", "form": form, "item": item, "plain": plain_scores[index]})
     pairs: dict[str, list[dict[str, Any]]] = {"hostile right": [], "hostile wrong": []}
     for row, score in zip(rows, judge.score([row["item"] for row in rows]), strict=True):

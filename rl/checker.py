@@ -124,9 +124,8 @@ def steps_of(text: str, question: str) -> list[CheckedStep]:
     """The steps of `text` in order, checked against the numbers of `question`.
 
     A step that multiplies or divides is known if at most half of its operands are new: a factor may be general
-    knowledge, such as the number of a spider's legs. A step that only adds and subtracts must have no new operand. A
-    step that decomposes a known number (`7 = 2 * 3 + 1`) is known too. The numbers of a right and known step become
-    known.
+    knowledge, such as a spider's legs. One that only adds and subtracts must have no new operand. One that decomposes a
+    known number (`7 = 2 * 3 + 1`) is known too. The numbers of a right and known step become known.
     """
     known_numbers, steps = numbers_of(question), list[CheckedStep]()
     for left, right in _equations(text):
@@ -229,8 +228,8 @@ def _equations(text: str) -> Iterator[tuple[Side, Side]]:
 def _token_runs(text: str) -> Iterator[list[str]]:
     """The uninterrupted sequences of numbers, operators and `=` in a text.
 
-    A word between a number and an operator (`3 eggs + 4`) is a unit, which is ignored; `x` between numbers is a
-    multiplication sign; anything else ends a sequence.
+    A word between a number and an operator (`3 eggs + 4`) is ignored; `x` between numbers multiplies; all else ends
+    one.
     """
     run: list[str] = []
     unit: str | None = None
@@ -270,11 +269,7 @@ def marks(question: str, reasoning: str, answer: str, reference: str | None) -> 
 
     `reason`: 1 without reasoning; else 1 to 5 by the share of steps that are right and use known numbers, 5 only if all
     do. `answer`: 5 if right, else 1. `follow`: 5 for nothing but the answer, less with words around it, 1 for no
-    answer.
-
-    `overall` of a right answer: 100 if all other marks are 5; else 89, less 5 for each mark that `reason` is below 5
-    and 4 for each that `follow` is (at least 53). Of a wrong answer: 4 for each mark of `reason` above 1 and 3 for each
-    of `follow` (at most 28).
+    answer. `overall`: of a right answer 100 if all other marks are 5, else 53 to 85; of a wrong one at most 28.
     """
     steps = steps_of(reasoning, question)
     reason = _reason(question, reasoning, steps)
@@ -303,9 +298,8 @@ def _reason(question: str, reasoning: str, steps: list[CheckedStep]) -> int:
 def _is_right(
     question: str, reasoning: str, answer: str, reference: str | None, steps: list[CheckedStep]
 ) -> bool | None:
-    """Whether the strict grader accepts the answer; without a reference, whether it is the last good step's result.
-
-    None if the grader has no verdict.
+    """Whether the strict grader accepts the answer (None: no verdict), or without a reference the last good step's
+    result.
     """
     if reference:
         # The same grader as in the evaluations, so that a reward and a benchmark agree on what is right.

@@ -1,12 +1,11 @@
 """The LLM judge of the stage align (paper §4.2): three criteria from 1 to 5 and an overall mark from 0 to 100.
 
-A missing or unreadable score is None, never a number: the caller leaves it out and counts it. The rubric comes
-first in the prompt, so that a server with prefix caching processes it once.
+A missing or unreadable score is None, never a number: the caller leaves it out and counts it. The rubric comes first in
+the prompt, so that a server with prefix caching processes it once.
 
 The embedded model follows the format but cannot judge: on 48 arithmetic answers of known quality its marks separate
-right from wrong no better than chance (area under the ROC curve 0.57 for `answer`, 0.3 to 0.5 for `overall`). Neither a
-shorter rubric nor four demonstrations improved it. It also obeys prompt injections: around a wrong answer they raised
-its mark in 65 % of 40 forms, by 47 points on average. `rl.calibration` measures both for any judge.
+right from wrong no better than chance (area under the ROC curve 0.57 for `answer`), and prompt injections around a
+wrong answer raised its mark in 65 % of 40 forms, by 47 points on average. `rl.calibration` measures both for any judge.
 """
 
 import logging
@@ -17,7 +16,7 @@ from typing import Any
 
 from nautile.configs.training import JudgeConfig
 from nautile.data.chat_template import parse_text
-from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
+from nautile.data.endpoints.chat_types import ChatFailure, ChatRequest
 from nautile.data.endpoints.outgoing import fenced
 from nautile.data.endpoints.pool import EndpointPool, raise_for_outage
 from nautile.data.reply_objects import reply_objects
@@ -96,7 +95,13 @@ class Judge:
         """
         replies = self._pool.ask([self.request(item) for item in items])
         raise_for_outage(replies)
-        return [self._read(reply) for reply in replies]
+        scores = [None if isinstance(reply, ChatFailure) else parse(reply.text) for reply in replies]
+        for reply, score in zip(replies, scores, strict=True):
+            if isinstance(reply, ChatFailure):
+                logger.warning("unscored: %s", reply.message)
+            elif score is None:
+                logger.warning("unscored: no marks in the judge's reply %r", reply.text[:120])
+        return scores
 
     def facts(self) -> dict[str, Any]:
         """The judge's model, endpoint kind and rubric, and whether it is shown the right answer, for the manifest."""
@@ -129,21 +134,9 @@ class Judge:
             tag=VERSION,
         )
 
-    def _read(self, reply: ChatReply | ChatFailure) -> JudgeScore | None:
-        if isinstance(reply, ChatFailure):
-            logger.warning("unscored: %s", reply.message)
-            return None
-        score = parse(reply.text)
-        if score is None:
-            logger.warning("unscored: no marks in the judge's reply %r", reply.text[:120])
-        return score
-
 
 def shortened(text: str, most: int) -> str:
-    """Shorten a text to its first and last `most / 2` characters, with a note between them that says how many are cut.
-
-    The end matters: it has the result of an answer, and often the actual question of a long one.
-    """
+    """The first and last `most / 2` characters: the end has the result, and often the question of a long text."""
     if len(text) <= most:
         return text
     head = most - most // 2
@@ -153,9 +146,9 @@ def shortened(text: str, most: int) -> str:
 def parse(text: str) -> JudgeScore | None:
     """Parse the marks of a judge's reply: its last JSON object with a mark, alone or inside other text.
 
-    Objects in the judge's thoughts do not count, and none does in a reply that ends inside its thoughts or inside an
-    object with marks, or whose last marks are quoted in the middle of a sentence. Numbers may also be written as "4",
-    4.0 or "4/5". None if a mark is missing or out of its range.
+    Objects in the judge's thoughts do not count, nor does a reply that ends inside its thoughts or an object with
+    marks, or whose last marks are quoted in a sentence. Numbers may be "4", 4.0 or "4/5". None if a mark is missing or
+    out of range.
     """
     final = parse_text(parse_text(text).answer or "").answer or ""  # of two blocks of thoughts neither counts
     objects = [

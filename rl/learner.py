@@ -4,11 +4,7 @@ For gradient-balanced GRPO (paper §4.3) the completions are split by the sign o
 and backward pass over each yields g+ and g- separately, summed over the step or over each group. A KL term is not
 balanced and then gets a backward pass of its own. Without a KL term, or without balance, one backward pass is enough.
 
-The log-probabilities of the policy and of its reference are computed at the sampling temperature, or at
-`policy.temperature`. `rl.policy_gradient` computes each prompt once for all its completions.
-
-Everything runs on a mesh of one or more devices: the rows of a micro-batch are split over all devices, parameters and
-optimizer moments over `fsdp` of them, as in pretraining.
+The rows of a micro-batch are split over all devices of a mesh, parameters and optimizer moments over `fsdp` of them.
 """
 
 import logging
@@ -56,10 +52,10 @@ class SkippedUpdates:
     in_row: list[int] = field(default_factory=list)
 
     def record(self, step: int, measured: Mapping[str, Any], params: Params) -> bool:
-        """Record the update of `step` and return whether it was applied.
+        """Record the update of `step`, with what `finite_update` measured; returns whether it was applied.
 
-        `measured`: what `finite_update` returned, in host memory. `params`: the tree of the gradient, for the names of
-        its leaves. Raises `ConfigError` if more than `limit` updates in a row were skipped.
+        `params`: the tree of the gradient, for names. Raises `ConfigError` if more than `limit` updates in a row were
+        skipped.
         """
         if measured["applied"]:
             self.in_row = []
@@ -89,8 +85,7 @@ class SkippedUpdates:
 class Learner:
     """The policy, its optimizer state, and the copy of the policy that completions are sampled from.
 
-    `balance` None: the plain sum of all gradients; else the balanced sum of paper §4.3. `tokens` and `seconds` are
-    totals over all updates, without compilation, for the speed metric.
+    `balance` None: the plain sum of all gradients. `tokens` and `seconds`: of all updates, without compilation.
     """
 
     def __init__(
@@ -164,9 +159,9 @@ class Learner:
     def update(self, groups: Sequence[Group], drawn: int | None = None) -> dict[str, float]:
         """Update the policy on the groups that carry a signal (`inner_epochs` passes); returns the last pass's metrics.
 
-        `drawn`: groups that the step drew, by which `policy.group_weights` "drawn" divides (None: those in `groups`).
-        A metric without a finite value (a mean over nothing, the norm of a gradient that is not finite) is left out.
-        Raises `ConfigError` after more than `skip_limit` updates in a row that were not finite.
+        `drawn`: groups that the step drew, by which `policy.group_weights` "drawn" divides (None: those in `groups`). A
+        metric that is not finite is left out. Raises `ConfigError` after more than `skip_limit` updates in a row that
+        were not finite.
         """
         start_time = working_seconds()
         metrics: dict[str, float] = {}
@@ -295,9 +290,8 @@ def rows_of(
 ) -> list[list[TrainingRow]]:
     """Training rows of the scored completions of all groups with a signal, group by group, with their token weights.
 
-    `group_count`: see `token_weights`. `mask_truncated`: without the completions that were cut off, so that the tokens
-    of a group are those of the others.
-    A token that the sampler inserted (the end of a thinking budget) was not chosen by the policy: its weight is zero.
+    `group_count`: see `token_weights`. `mask_truncated`: without the completions that were cut off. A token that the
+    sampler inserted (the end of a thinking budget) was not chosen by the policy: its weight is zero.
     """
     trained = [group.trained(mask_truncated) for group in groups]
     live = [rollouts for rollouts in trained if carries_signal([r.advantage for r in rollouts])]
@@ -313,10 +307,7 @@ def rows_of(
 
 
 def means_of(counts: Mapping[str, float]) -> dict[str, float]:
-    """Divide each sum in `counts` by its number of tokens; a mean over no tokens is left out.
-
-    `logprob_positive` and `logprob_negative` have token counts of their own, all others share `tokens`.
-    """
+    """Divide each sum in `counts` by its number of tokens (each sign has its own); without tokens it is left out."""
     means = {}
     for name, total in counts.items():
         tokens = counts[name.replace("logprob", "tokens") if name.startswith("logprob") else "tokens"]

@@ -1,9 +1,8 @@
 """The registry of objectives: how g+ and g-, the gradients of the completions above and below the mean of their group,
 become the gradient of an update (paper §4.3).
 
-An entry is a function decorated with `objective`: it computes the factor on g-, and carries as data what other places
-show of it. `rl.objectives.balance` applies it. Nothing here imports JAX, so that a command can refuse an unknown name
-at once.
+Each is a function decorated with `objective` that computes the factor on g-, with what other places show of it as data.
+Nothing here imports JAX, so that a command can refuse an unknown name at once.
 """
 
 from collections.abc import Callable
@@ -24,9 +23,8 @@ Factor = Callable[[Any, Any, "Balance"], Any]
 class Objective:
     """How g+ and g- become the gradient of an update: g+ + f * g-. An entry of `OBJECTIVES`.
 
-    `title`: its name in tables; `formula`: the gradient as a text; `source`: where it comes from; `meaning`: what the
-    factor f does. `factor` computes f. `by_norms`: f depends on the norms, so that it makes a difference whether they
-    are those of a group or of the whole step. `drops_negative`: g- is left out rather than multiplied by zero.
+    `meaning`: what the factor f does, in words. `by_norms`: f depends on the norms, so that it matters whether they are
+    those of a group or of the whole step. `drops_negative`: g- is left out rather than multiplied by zero.
     """
 
     name: str

@@ -185,10 +185,7 @@ class LearnerProgram:
         return self._threads[self._batches_started % len(self._threads)].start(program, *arguments)
 
     def rows_at(self, width: int, limit: int | None = None) -> int:
-        """Rows of a micro-batch of `width` columns: at most `policy.micro_rows` and `limit`, on CPU fewer if wide.
-
-        Always a multiple of the number of devices.
-        """
+        """Rows of a micro-batch of `width` columns, a multiple of the number of devices; on CPU fewer if it is wide."""
         rows, devices = min(self.config.micro_rows, limit or self.config.micro_rows), self.mesh.size
         if self.mesh.devices.flat[0].platform == "cpu":
             rows = min(rows, CPU_TOKENS // width)
@@ -271,8 +268,7 @@ def completion_gradients(
     the `frozen` parameters. `lengths_U`: tokens of each prompt. `batch`: see `rl.training_rows.completion_batches`.
 
     `ratio` false: the update is taken to be on-policy, and weighed by `policy.importance_cap` if that is set; true: it
-    is weighed by the clipped ratio to the log-probabilities recorded at sampling. The counts are sums over tokens;
-    `*_positive` and `*_negative` are those of the tokens of completions with positive and negative advantage.
+    is weighed by the clipped ratio to the log-probabilities recorded at sampling. The counts are sums over tokens.
     """
     weights_BL = batch["weights"]
 

@@ -3,12 +3,11 @@
 The problems of a step depend on a cursor alone, so a resumed run uses the same ones. Only training splits are read, and
 problems that overlap a benchmark question are left out (`ProblemScreen`). Generated problems share a template, so for
 them the screen compares whole questions, and a hash of the question decides the split (`data.sources.reasoning_gym`).
-Screen and split use the bare question, without options and without the wording of a prompt. Generated training problems
-are of the split "reinforce", so that no generated text has them.
+Screen and split use the bare question, without options and prompt. Generated training problems are of the split
+"reinforce", which no generated text has.
 
-Problem files are JSON lines of {question, answer} and optional {task, rationale, kind, options} (docs/problems.md).
-Their rows are checked by hand, so that a message can name the file, line and field. A training set of the Hub is
-prompted and graded like the benchmark of the same name, whose test split is never read here.
+Problem files are described in docs/problems.md; their rows are checked by hand, so that a message can name the file,
+line and field. A training set of the Hub is prompted and graded like the benchmark of the same name.
 """
 
 import itertools
@@ -111,11 +110,9 @@ def load(
     """Load `config.count` problems of the split that pass `screen`; `question` of each becomes its whole prompt.
 
     Several sources contribute their shares, evenly mixed. `unanswered`: what to do with a problem without an answer.
-    `fits`: whether a prompt is short enough. Too long ones of a training set or a prompt set are left out and
-    counted; those of a generator or a file are kept, and the rollout engine raises an error for them.
-
-    Raises `ConfigError` if a source has fewer problems than its share (unless `or_fewer`), or for an answer that is
-    missing or cannot be compared.
+    `fits`: whether a prompt is short enough; too long ones of a training set or a prompt set are left out and counted,
+    those of a generator or a file are kept, and refused by the rollout engine. Raises `ConfigError` if a source has
+    fewer problems than its share (unless `or_fewer`), or for an answer that is missing or cannot be compared.
     """
     screen, known_questions = screen or ProblemScreen(None), set[str]()
     parts = []
@@ -150,10 +147,7 @@ def load(
 
 
 def shares(config: ProblemsConfig) -> list[tuple[ProblemSource, int]]:
-    """Each source with its number of problems: `count` divided by weight, remainders to the largest fractions.
-
-    Raises `ConfigError` for a source whose share is zero.
-    """
+    """Each source with its share of `count` by weight. Raises `ConfigError` for a source whose share is zero."""
     if config.sources is None:
         return [(config, config.count)]
     weights = {number: source.weight for number, source in enumerate(config.sources)}
@@ -171,9 +165,8 @@ def load_guard(
     screen: ProblemScreen | None = None,
     fits: Callable[[str], bool] | None = None,
 ) -> list[Problem]:
-    """Load the guard's problems, all of which have an answer; none if `policy` has no guard. Errors as `load`.
-
-    They are the same with every seed of the run, because runs are compared and settings chosen by them.
+    """The guard's problems, all with an answer, the same with every seed; none if `policy` has no guard. Errors as
+    `load`.
     """
     if policy.guard_every is None:
         return []
@@ -186,9 +179,8 @@ def load_guard(
 
 
 def load_references(config: ProblemsConfig, count: int) -> list[Problem]:
-    """Load at most `count` training problems with an answer, to calibrate judges on. Errors as `load`.
-
-    They are the same with every seed of the run, so that another seed asks no judge about them again.
+    """At most `count` training problems with an answer, to calibrate judges on, the same with every seed. Errors as
+    `load`.
     """
     # All, because so few would not divide among the sources; any stretch of the list has their mixture.
     return load(config, FIXED_SEED, unanswered="skip", or_fewer=True)[:count]
@@ -227,10 +219,7 @@ def _filter_prompts(
 
 
 class ProblemOrder:
-    """An endless shuffled sequence of `count` problem indices, with another permutation in every epoch.
-
-    `order[position]` is the index of a problem; it is computed from the seed, so any position can be resumed at.
-    """
+    """An endless sequence of `count` problem indices, shuffled anew in every epoch; `order[position]` is one."""
 
     def __init__(self, count: int, seed: int) -> None:
         self._count, self._seed = count, seed
@@ -263,8 +252,8 @@ def _from_file(source: ProblemSource, seed: int, split: ProblemSplit) -> Iterato
 def read_problems(source: ProblemSource) -> Iterator[Problem]:
     """Read the problems of a file in order, without repeated questions; `answer` is empty where a row has none.
 
-    Raises `ConfigError` with the line at fault. "math" answers are not parsed here, because that takes some 20 ms each:
-    see `check_expressions`.
+    Raises `ConfigError` with the line at fault. "math" answers are not parsed, which takes 20 ms each:
+    `check_expressions`.
     """
     if not source.path:
         raise ConfigError("problems.path: source 'jsonl' needs the file to read")
@@ -447,9 +436,8 @@ BAD_ROWS = 0.01  # share of a set's records that may lack an answer: MATH has a 
 
 
 def training_problems(source: ProblemSource, seed: int, split: ProblemSplit) -> list[Problem]:
-    """Read the problems of a training set, with the bare question; a hash of it separates the guard problems.
-
-    Raises `ConfigError` for a revision that is not a full commit hash, and the errors of `read_hub` and `items_of`.
+    """Read the problems of a training set, with the bare question. Raises `ConfigError` for a revision that is no
+    commit.
     """
     training_set = TRAINING_SETS[source.source]
     hub = training_set.parts[0].hub
@@ -475,10 +463,7 @@ def training_problems(source: ProblemSource, seed: int, split: ProblemSplit) -> 
 
 
 def prompts_without_answers(source: ProblemSource, seed: int, split: ProblemSplit) -> Iterator[Problem]:
-    """The prompts of `source.prompt_set` as problems without an answer, in the order of the set; none but for training.
-
-    The file that is being read lies in a temporary folder. Raises the errors of `read_prompt_set`.
-    """
+    """The prompts of `source.prompt_set` as problems without an answer, in the order of the set; only for training."""
     prompt_set = source.prompt_set
     if prompt_set is None or split != "train":
         return

@@ -1,13 +1,12 @@
-"""Ahead-of-time compilation of the reinforcement stages, by running their programs once on random parameters.
+"""Ahead-of-time compilation of the reinforcement stages: their programs, run once, and an estimate of their memory.
 
 JAX's compilation cache then has the programs when the stage starts with its checkpoint. They depend only on shapes and
 settings, which are the real ones. A shape that only real completions have is compiled by the stage itself.
 
-`estimate_memory` compiles the programs for chips that need not be present, and runs none. All its bytes are per chip.
-Resident throughout a step are the parameters, both optimizer moments, with a KL term the reference's trained
-parameters, and with `sync_every` the sampler's copy of them. A rollout adds the weights in the compute type, the
-decoding cache and the temporaries of its programs. An update adds the separate sums of gradients (paper §4.3) and the
-temporaries of one micro-batch.
+`estimate_memory` compiles for chips that need not be present, and runs nothing. Resident throughout a step are the
+parameters, both optimizer moments, with a KL term the reference's trained parameters, and with `sync_every` the
+sampler's copy of them. A rollout adds the weights in the compute type, the decoding cache and the temporaries of its
+programs; an update the separate sums of gradients (paper §4.3) and the temporaries of one micro-batch.
 """
 
 import math
@@ -49,9 +48,8 @@ from nautile.rl.learner import Learner
 from nautile.rl.objective_registry import Balance
 from nautile.rl.policy_gradient import LearnerProgram
 from nautile.rl.problems import load
-from nautile.rl.rollouts import Group, RolloutEngine
+from nautile.rl.rollouts import Group, RolloutEngine, on_device
 from nautile.rl.self_distillation import programs
-from nautile.rl.stage_inputs import on_device
 from nautile.rl.training_rows import NARROWEST, TrainingRow, batches, completion_batches, prompts_of
 
 SEED = 0  # any: the programs are the same with all
@@ -128,10 +126,7 @@ def _random_params(model: ModelConfig) -> Params:
 def _sample_groups(
     engine: RolloutEngine, params: Params, problems: ProblemsConfig, rollout: RolloutConfig
 ) -> Sequence[Group]:
-    """Sample the groups of one draw of the stage's problems.
-
-    A single problem is sampled first, to compile the small batch that remains when most samples of a draw have ended.
-    """
+    """Sample a draw; before it a single problem, for the small batch that remains when most samples have ended."""
     numbered = list(enumerate(load(problems.model_copy(update={"count": rollout.prompts}), SEED, unanswered="keep")))
     engine.sample(params, numbered[:1], 1)
     return engine.sample(params, numbered, 0)
@@ -195,10 +190,7 @@ def estimate_memory(
 
 
 def _analyse_gradients(program: LearnerProgram) -> tuple[Any, int]:
-    """The compiler's memory analysis of a micro-batch of the longest completions, and the bytes of the prompt states.
-
-    The prompts are those of one step.
-    """
+    """The compiler's memory analysis of a micro-batch of the longest completions; bytes of a step's prompt states."""
     policy, rollout = program.config, program.rollout
     split, whole = row_sharding(program.mesh), replicated(program.mesh)
     trained = _with_shardings(program.kinds, program.shardings)
@@ -223,10 +215,8 @@ def _analyse_gradients(program: LearnerProgram) -> tuple[Any, int]:
 
 
 def _argument_shapes(argument: Any, parameters: Any, rows: int | None, mesh: Mesh) -> Any:
-    """Shapes with shardings for one argument of a generator's program.
-
-    An argument with the structure of `parameters` becomes `parameters`; of the others, arrays of `rows` rows are split
-    over the chips and the rest is replicated.
+    """Shapes with shardings for one argument of a generator's program: `parameters`, or arrays, split if of `rows`
+    rows.
     """
     structure = jax.tree.structure(parameters)
     if jax.tree.structure(argument) == structure:  # type: ignore[operator]  # mypy cannot resolve jax's alias

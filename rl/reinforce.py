@@ -3,16 +3,13 @@
 The state is (parameters, optimizer, cursor). The cursor determines the next problems, samples are seeded by draw and
 prompt, and paid scores are cached. So a run that was killed at any point resumes and ends with the same bytes.
 
-Groups that carry no signal are replaced by refills. A refill samples only as many groups as are still missing and
-leaves the other rows of the batch empty. So every group with a signal, whose judge may have been paid, is trained on in
-the step that sampled it, by the policy that sampled it.
+Groups that carry no signal are replaced by refills of only as many groups as are missing. So every group with a signal,
+whose judge may have been paid, is trained on in the step that sampled it, by the policy that sampled it.
 
-The guard measures validation accuracy, to save the best policy and to stop or roll back when it drops. Its problems are
-a split of their own, disjoint from the training problems and from all benchmarks. Every reading uses the same problems,
-so two policies can be compared by McNemar's exact test on the problems whose outcome differs, which needs far fewer
-problems than separate confidence intervals. A policy "has fallen" when two readings in a row are significantly worse
-than the best one. One reading is not enough, because the maximum of many readings is biased upwards
-(tests/rl/test_guard.py measures the error rates).
+The guard measures accuracy on problems of its own, to save the best policy and to stop or roll back when it drops.
+Every reading uses the same problems, so policies are compared by McNemar's exact test on those whose outcome differs,
+which needs far fewer than separate intervals. A policy "has fallen" when two readings in a row are significantly worse
+than the best one: the maximum of many readings is biased upwards (tests/rl/test_guard.py measures the error rates).
 """
 
 import logging
@@ -47,8 +44,7 @@ from nautile.rl.objective_registry import Balance
 from nautile.rl.policy_gradient import ParameterSubset
 from nautile.rl.problems import ProblemOrder
 from nautile.rl.rewards import AdvantageForm, advantages, carries_signal, known, verifiable
-from nautile.rl.rollouts import Group, RolloutEngine, append_rows, generator, truncate_log
-from nautile.rl.stage_inputs import StageInputs, on_device
+from nautile.rl.rollouts import Group, RolloutEngine, StageInputs, append_rows, generator, on_device, truncate_log
 
 CORRECT = "correct"  # the entry of `Rollout.parts` that says whether the strict grader accepts the answer
 # What becomes of a group: trained on; skipped as mastered; all rewards equal (with `mask_truncated`, or no advantage
@@ -70,26 +66,19 @@ class Scorer(Protocol):
     def mastered(self, group: Group) -> bool: ...
 
 
-class Sampler(Protocol):
-    """Samples a group for each (position, problem), as `rl.rollouts.RolloutEngine`."""
-
-    def sample(self, params: Params, problems: Sequence[tuple[int, Problem]], draw: int) -> list[Group]: ...
-
-
 class GroupDraw:
     """Samples groups for the next problems, scores them, and counts them by their use.
 
     State: `cursor`, the position of the next problem; `draw`, the number of draws so far, which seeds the samples; and
-    `totals`, in which `refilled` counts the groups of all refills and `missing` those that steps lacked after the last
-    refill. In a run of several processes only the first one scores, so that a judge is paid once; the others need no
-    `scorer`.
+    `totals`, in which `refilled` counts the groups of all refills and `missing` those that steps lacked after the last.
+    Only the first process scores, so that a judge is paid once; the others need no `scorer`.
     """
 
     def __init__(
         self,
         problems: Sequence[Problem],
         order: ProblemOrder,
-        sampler: Sampler,
+        sampler: RolloutEngine,
         scorer: Scorer | None,
         refill: int,
         advantage: AdvantageForm = "dr",
@@ -186,10 +175,8 @@ def without_update(totals: Mapping[str, int]) -> str:
 
 
 def group_metrics(groups: Sequence[Group], uses: Sequence[Use]) -> dict[str, float]:
-    """Metrics of a step's groups: shares by use, rewards, lengths, solve rate. A mean over nothing is left out.
-
-    The shares of groups that are not trained on are `mastered_share`, `zero_signal_share` (all rewards are equal) and
-    `dropped_share` (fewer than two completions have a score). `length` is the mean number of sampled tokens.
+    """Metrics of a step's groups: shares by use, rewards, lengths in tokens, solve rate. A mean over nothing is left
+    out.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
@@ -216,9 +203,9 @@ def group_metrics(groups: Sequence[Group], uses: Sequence[Use]) -> dict[str, flo
 class GuardReading:
     """Outcomes of greedy decoding on the guard problems after `step` updates: "1" for solved, "0" for not solved.
 
-    A reply that could not be graded is `NOT_GRADED`: it counts neither way. `p`: p-value of McNemar's exact test
-    against the best earlier reading on the problems that both graded, if this one solves fewer of them; else None.
-    `went_back`: the run rolled back to its best policy after this reading.
+    `NOT_GRADED` counts neither way. `p`: p-value of McNemar's exact test against the best earlier reading on the
+    problems that both graded, if this one solves fewer of them; else None. `went_back`: the run then rolled back to its
+    best policy.
     """
 
     step: int
@@ -272,10 +259,9 @@ def has_fallen(readings: Sequence[GuardReading]) -> bool:
 class Guard:
     """Measures the policy on the guard problems, and saves the best one in `folder`, so that a resumed run has it.
 
-    A policy is saved under the number of its step, and removed when neither the readings nor those of a checkpoint have
-    it as the best: a run that is killed and resumed must find the best policy of its checkpoint, not a later one.
-
-    In a run of several processes each one samples its share, and the first one grades and writes the folder.
+    A policy is saved under the number of its step, and kept while the readings or a checkpoint have it as the best: a
+    resumed run must find the best policy of its checkpoint. Each process samples its share; the first grades and
+    writes.
     """
 
     def __init__(self, inputs: StageInputs, rollout: RolloutConfig, folder: Path, mesh: Mesh) -> None:
@@ -309,7 +295,9 @@ class Guard:
             whole = whole_on_hosts(params, self.mesh)
             if jax.process_index() == 0:
                 save_weights(self.folder / str(step), whole, self.inputs.model, self.inputs.tokenizer)
-                self._remove_others()
+                # Only the policies that the readings or a checkpoint have as the best are kept.
+                for other in self._saved_steps() - {step, *self._of_checkpoints, *self._left}:
+                    shutil.rmtree(self.folder / str(other))
         return reading
 
     def checkpointed(self) -> None:
@@ -321,15 +309,6 @@ class Guard:
     @property
     def best(self) -> GuardReading:
         return best_of(self.readings)
-
-    def has_fallen(self) -> bool:
-        """Whether the policy has fallen, and the run has not rolled back since."""
-        return has_fallen(self.readings)
-
-    @property
-    def roll_backs(self) -> int:
-        """How often the run rolled back to its best policy."""
-        return sum(reading.went_back for reading in self.readings)
 
     def roll_back(self) -> Params:
         """Record a roll-back in the last reading; returns the best policy."""
@@ -346,20 +325,15 @@ class Guard:
     def _saved_steps(self) -> set[int]:
         return {int(path.name) for path in self.folder.glob("*") if path.name.isdigit()}
 
-    def _remove_others(self) -> None:
-        """Remove the policies that neither the readings nor a checkpoint have as the best."""
-        for step in self._saved_steps() - {self.best.step, *self._of_checkpoints, *self._left}:
-            shutil.rmtree(self.folder / str(step))
-
 
 @dataclass(frozen=True)
 class Reinforcement:
     """Inputs of one reinforcement run.
 
     `identity`: checkpoints with another identity are not resumed. `work`: folder of the checkpoints and the best
-    policy. `rollouts`: JSON-lines file that every rollout is appended to; each is also emitted as a `sample` event.
-    `scorer`: called by the first process only; the others may pass None. `shared_disk`: every process sees `work`.
-    `balance`: how the gradients of positive and negative advantages are added (paper §4.3); None: their plain sum.
+    policy. `rollouts`: JSON-lines file that every rollout is appended to. `scorer`: needed by the first process only.
+    `shared_disk`: every process sees `work`. `balance`: how the gradients of positive and negative advantages are added
+    (paper §4.3); None: their plain sum.
     """
 
     inputs: StageInputs
@@ -402,13 +376,12 @@ def check(config: Reinforcement) -> tuple[Mesh, RolloutEngine]:
 def reinforce(config: Reinforcement, params: Params) -> tuple[Params, dict[str, Any]]:
     """Run `policy.steps` updates from `params`; returns the parameters to publish and facts about the run.
 
-    With `policy.guard_every` the returned parameters are those of the best guard reading. Raises the `ConfigError` of
-    `check` before anything is compiled or sampled.
+    With `policy.guard_every` these are the parameters of the best guard reading. Raises the `ConfigError` of `check`.
 
-    All processes of a pod (`jax.distributed`) call this with the same arguments. Each process samples its share of the
-    completions and receives all of them; all update together; the first one scores, reports and writes. On SIGTERM
-    they agree on a step, save it and raise `Retryable`. A single process just ends, and a rerun samples the steps since
-    its last checkpoint again.
+    All processes of a pod (`jax.distributed`) call this with the same arguments. Each samples its share of the
+    completions and receives all; all update together; the first one scores, reports and writes. On SIGTERM they agree
+    on a step, save it and raise `Retryable`; a single process just ends, and a rerun repeats the steps since its last
+    checkpoint.
     """
     with joint_termination() as stop_requested:
         return _Run(config, on_device(params)).run(stop_requested)
@@ -442,7 +415,7 @@ class _Run:
         steps = self.config.policy.steps
         self._read_guard()
         while self.step < steps:
-            if self.guard is not None and self.guard.has_fallen():
+            if self.guard is not None and has_fallen(self.guard.readings):
                 break
             # One step: sample and score groups, update on those with a signal, measure, save when due.
             before = dict(self.groups.totals)
@@ -498,9 +471,8 @@ class _Run:
         return facts
 
     def _save(self) -> None:
-        """Save a checkpoint: the learner's arrays, and as JSON its counters, the draw's state and the guard readings.
-
-        Events are flushed first, so that none of a saved step is lost.
+        """Save the learner's arrays, and as JSON its counters, the draw's state and the readings, after the events of
+        before.
         """
         # The readings are part of the state: a resumed run must compare with the same best one.
         readings = [asdict(reading) for reading in self.guard.readings] if self.guard else []
@@ -557,10 +529,11 @@ class _Run:
             self.emit("metric", name="guard_accuracy", step=self.step, value=reading.accuracy)
         if reading.p is not None:
             self.emit("metric", name="guard_p", step=self.step, value=reading.p)
-        if not self.guard.has_fallen():
+        if not has_fallen(self.guard.readings):
             return
         policy, best = self.config.policy, self.guard.best
-        rolls_back = policy.guard_action == "roll_back" and self.guard.roll_backs < policy.guard_returns
+        roll_backs = sum(earlier.went_back for earlier in self.guard.readings)
+        rolls_back = policy.guard_action == "roll_back" and roll_backs < policy.guard_returns
         logger.warning(
             "guard accuracy %.3f: %d readings in a row are worse than that of step %d (%.3f), p < %g each: %s",
             reading.accuracy, IN_A_ROW, best.step, best.accuracy, LEVEL,

@@ -96,7 +96,7 @@ def align(job: Job) -> None:
     from nautile.model.processes import on_first
     from nautile.model.weights.files import save_weights
     from nautile.rl.reinforce import Reinforcement, check, reinforce
-    from nautile.rl.stage_inputs import load_inputs
+    from nautile.rl.rollouts import load_inputs
 
     config = job.part("align", AlignConfig)
     seed = derived_seed(job.seed("data"), job.stage)

@@ -49,7 +49,7 @@ def reason(job: Job) -> None:
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
     from nautile.model.weights.files import save_weights
     from nautile.rl.reinforce import Reinforcement, reinforce
-    from nautile.rl.stage_inputs import load_inputs
+    from nautile.rl.rollouts import load_inputs
 
     config = job.part("reason", ReasonConfig)
     seed = derived_seed(job.seed("data"), job.stage)

@@ -28,8 +28,8 @@ def self_distill(job: Job) -> None:
     """Sample completions, keep those better than their group's mean, and train on them, weighted by advantage."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
     from nautile.model.weights.files import save_weights
+    from nautile.rl.rollouts import load_inputs
     from nautile.rl.self_distillation import SelfDistillation, self_distil
-    from nautile.rl.stage_inputs import load_inputs
 
     config = job.part("self_distill", SelfDistillConfig)
     seed = derived_seed(job.seed("data"), job.stage)

@@ -17,9 +17,8 @@ from nautile.data.sources.reasoning_gym import Problem
 from nautile.model.nautile import forward
 from nautile.rl import self_distillation
 from nautile.rl.learner import SkippedUpdates
-from nautile.rl.rollouts import Group, Rollout
+from nautile.rl.rollouts import Group, Rollout, StageInputs
 from nautile.rl.self_distillation import SelfDistillation, curriculum, self_distil, update
-from nautile.rl.stage_inputs import StageInputs
 from nautile.rl.training_rows import TrainingRow, batches
 from tests.rl.conftest import SUMS, TOKENIZER, tiny_model
 

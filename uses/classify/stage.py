@@ -1,7 +1,6 @@
 """The `classify` stage: from a `checkpoint` and a table of texts to a label for each row.
 
-Rows are written in chunks as they are finished. A chunk has the same rows whenever it is computed, so a killed and
-resumed run writes the rows of an uninterrupted one.
+A chunk has the same rows whenever it is computed, so a killed and resumed run writes those of an uninterrupted one.
 """
 
 import time
@@ -69,11 +68,11 @@ def classify(job: Job) -> None:
 
 
 class TextClassifier:
-    """Classifies with the checkpoint in a folder: by the labels that it was tuned for, or by the user's, zero-shot.
+    """Classifies with a checkpoint's folder: by the labels that it was tuned for, or by the user's, zero-shot by
+    likelihood.
 
-    labels: the possible labels. threshold: the probability below which the model abstains; None: it never does.
-    zero_shot: whether the labels are the user's, scored by their likelihood. Raises `ConfigError` for a label that the
-    checkpoint was not tuned for, and if there are no labels at all.
+    threshold: the probability below which the model abstains; None: it never does. Raises `ConfigError` for a label
+    that the checkpoint was not tuned for, and if there are no labels at all.
     """
 
     def __init__(self, folder: Path, config: ClassifyConfig) -> None:
@@ -110,8 +109,8 @@ class TextClassifier:
         """Return a row for every text: number (from 1), label, probability, abstained, likeliest, cut and reason.
 
         `label` is None if the model abstains; `cut`: the text is longer than what is read of it; a row without a text
-        has a `reason` and nothing else. Rows that the file at `rows_path` already has are not computed again.
-        Emits `progress` and the metric `classify/rows_per_second`.
+        has only a `reason`. Rows of the file at `rows_path` are not computed again. Emits the metric
+        `classify/rows_per_second`.
         """
         row_file = RowFile(rows_path)
         known_numbers = {row["number"] for row in row_file.rows}
@@ -161,9 +160,8 @@ def classification_summary(
 ) -> dict[str, Any]:
     """Counts as JSON data: rows, labelled (by label), abstained, without a text, cut; with `gold` labels also scores.
 
-    `confidence` has histograms of the probability, for labelled rows and for those abstained from. The scores are
-    `accuracy` and `macro_f1` of the most likely label, with 95 % intervals, its `recall` by label, and
-    `accuracy_covered` of labelled rows.
+    `confidence` has histograms of the probability. The scores are `accuracy`, `macro_f1` and `recall` by label of the
+    most likely label, with 95 % intervals, and `accuracy_covered` of labelled rows.
     """
     label_counts = Counter(row["label"] for row in rows if row["label"] is not None)
     summary: dict[str, Any] = {

@@ -1,9 +1,8 @@
 """The `extract` stage: from a `checkpoint` and a table of texts to a JSON document for each row.
 
 Replies are decoded by the schema's grammar, checked (valid by the schema; marked strings occur in the text), and
-written as they come. A row is written once, when its reply has been checked; a killed run continues with the missing
-rows. A reply depends only on its text, the seed and the number of the row, so the rows are the same as those of an
-uninterrupted run.
+written as they come. A reply depends only on its text, the seed and the number of the row, so a killed run, which
+continues with the missing rows, writes those of an uninterrupted one.
 """
 
 import json
@@ -185,8 +184,8 @@ def _constraint_note(unconstrained: Sequence[str]) -> str:
 class Extractor:
     """Extracts documents with a checkpoint or an ONNX export in `folder`.
 
-    Raises `ConfigError`, before anything is decoded, if the schema is invalid or unsatisfiable, or if its shortest
-    document does not fit the limits.
+    Raises `ConfigError`, before anything is decoded, for an unusable schema, or one whose shortest document does not
+    fit.
     """
 
     def __init__(self, folder: Path, config: ExtractConfig, schema: Schema) -> None:
@@ -226,8 +225,7 @@ class Extractor:
     def run(self, texts: Sequence[str | None], rows_path: Path, emit: Emit = silent) -> list[dict[str, Any]]:
         """Return a row for every text, in order: number (from 1), json, spans, reason, detail, reply, tokens.
 
-        Rows that the file at `rows_path` already has are not decoded again. Emits `progress` and, if anything was
-        decoded, the metric `extract/rows_per_second`. Raises `RuntimeError` if the model fails.
+        Rows of the file at `rows_path` are not decoded again. Emits the metric `extract/rows_per_second`.
         """
         row_file = RowFile(rows_path)
         known_numbers = {row["number"] for row in row_file.rows}

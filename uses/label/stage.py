@@ -238,8 +238,8 @@ def ask_labels(
 ) -> list[TeacherLabel]:
     """Ask the teacher for the label of every row; returns results in order. Equal texts are sent once.
 
-    `on_label` is called for each result as it arrives. Once the budget is spent nothing more is sent. Raises
-    `ConfigError` and `Retryable` if the endpoint as a whole fails; paid replies are in the reply cache.
+    `on_label` is called for each result. Once the budget is spent nothing more is sent. Raises `ConfigError` and
+    `Retryable` if the endpoint as a whole fails; paid replies are in the reply cache.
     """
     results: dict[int, TeacherLabel] = {}
     unsent = iter(range(len(rows)))
@@ -372,10 +372,9 @@ def check_label_share(config: LabelConfig, results: Sequence[TeacherLabel], what
 
 
 def agreement(people: Sequence[str], teacher: Sequence[str], labels: Sequence[str], seed: int = 0) -> dict[str, Any]:
-    """Agreement of a teacher with people on the same texts, as JSON data.
+    """Agreement of a teacher with people on the same texts, as JSON data. Raises `ValueError` for no texts.
 
-    `kappa` is Cohen's (1960): agreement beyond that of two labellers who choose at random, with the same label
-    frequencies; 0 if both use only one label. Raises `ValueError` for no texts.
+    `kappa` is Cohen's (1960): agreement beyond that of chance with the same frequencies; 0 if both use only one label.
     """
     if not len(people):
         raise ValueError("agreement needs at least one text")

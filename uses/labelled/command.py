@@ -1,8 +1,4 @@
-"""`nautile extract` and `nautile classify`: run a model on each row of a table of texts.
-
-Both run as steps, like those of a pipeline: the same file, model and options reuse the earlier result, and the same
-command resumes an interrupted step.
-"""
+"""`nautile extract` and `nautile classify`: run a model on each row of a table of texts, as a step that can resume."""
 
 import json
 import sys

@@ -155,6 +155,11 @@ class TuneConfig(StartSection):
     # Fitted on the same rows: the most frequent label, and logistic regressions on TF-IDF and on MiniLM's vectors.
     baselines: tuple[Literal["majority", "tfidf", "minilm"], ...] = ("majority", "tfidf", "minilm")
 
+    @property
+    def loss(self) -> Literal["reply", "options"]:
+        """What is learnt of a row: its only continuation, or the shares of the people who chose each of several."""
+        return "options" if self.form == "opinions" else "reply"
+
     @field_validator("start")
     @classmethod
     def _is_in_the_store(cls, start: str | None) -> str | None:

@@ -83,8 +83,8 @@ def load_head(path: Path, width: int, labels: int) -> Head:
 class LabelPredictor:
     """A tuned checkpoint, or its export for onnxruntime, as a classifier of `rows` texts at once.
 
-    `labels`: by default those that it was tuned for; others are scored by likelihood. Raises `ConfigError` for a folder
-    that is not a checkpoint, or not tuned for labels.
+    `labels`: others than it was tuned for are scored by likelihood. Raises `ConfigError` for a folder that is no such
+    one.
     """
 
     def __init__(self, folder: Path, rows: int, labels: LabelSet | None = None) -> None:

@@ -85,10 +85,9 @@ def label_logprobs(
     longest: int,
     context: int,
 ) -> np.ndarray:
-    """log p(label's text | instructions, text) in nats, float64 [texts, labels].
+    """log p(label's text | instructions, text) in nats, float64 [texts, labels]; texts are cut to `longest` tokens.
 
-    Texts are truncated to `longest` tokens. Raises `ConfigError` if instructions, text and label do not fit into
-    `context` tokens.
+    Raises `ConfigError` if instructions, text and label do not fit into `context` tokens.
     """
     beginning = beginning_ids(tokenizer, instructions)
     continuations = [reply_ids(tokenizer, label) for label in labels]
@@ -105,7 +104,7 @@ def label_logprobs(
 def label_bias(logprobs_NC: np.ndarray) -> np.ndarray:
     """The bias of each label's wording, float64 [C]: its mean log-probability over unlabelled texts.
 
-    Subtracting it makes no label more likely only because of its words (batch calibration, Zhou et al. 2024,
+    Without it no label is more likely only because of its words (batch calibration, Zhou et al. 2024,
     arXiv:2309.17249).
     """
     return logprobs_NC.mean(axis=0)

@@ -38,11 +38,11 @@ Entity = tuple[str, str]  # its text, a substring of the row's text, and its lab
 
 @dataclass(frozen=True)
 class LabelledRow:
-    """A text and its training target.
+    """A text and its training target: the label, the reply, or the JSON of the entities; empty for "text" and
+    "opinions".
 
-    `reasoning`: before a reply of form "chat". `target`: the label, the reply, or the JSON of the entities; empty
-    for the forms "text" and "opinions". Form "opinions" has `options` and the `shares` of the people who chose each,
-    which sum to 1. `source`: rows of the same source stay in one split. `number`: of the row in its data, from 1.
+    `reasoning`: before a reply of form "chat". Form "opinions" has `options` and the `shares` of the people who chose
+    each, which sum to 1. `source`: rows of the same source stay in one split. `number`: of the row in its data, from 1.
     """
 
     text: str
@@ -216,9 +216,8 @@ def _entity_rows(config: LabelledDataConfig, table: Table, where: str, before: i
 def _chat_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
     """Rows of form "chat": `messages`, a list of {role, content} that ends with the assistant's reply.
 
-    The model's template has a single turn, so a system message and earlier turns are put before the last question. The
-    reply's reasoning is its `reasoning_content`, or stands in its content, as `<think>…</think>`; that of earlier turns
-    is left out, as the models that write it do.
+    The model's template has a single turn, so earlier messages are put before the last question. The reply's reasoning
+    is its `reasoning_content`, or `<think>…</think>` in its content; that of earlier turns is left out.
     """
     require_columns(where, table.columns, ["messages"])
     rows = []

@@ -5,7 +5,6 @@ more row had been wrong, and a classifier counts as calibrated only where its va
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,8 +64,7 @@ def fit_temperature(logits_NC: np.ndarray, targets_N: np.ndarray) -> float:
     """The temperature T that minimises -Σ log softmax(logits / T)[target] (Guo et al. 2017, arXiv:1706.04599, §4.2).
 
     The targets are smoothed as by Platt (1999): of N rows each has the right label with the weight (N + 1) / (N + 2),
-    and the others share the rest. `targets_N`: indices of the right labels. T is within `TEMPERATURES`. Raises
-    `ValueError` without rows.
+    and the others share the rest. T is within `TEMPERATURES`. Raises `ValueError` without rows.
     """
     if not len(targets_N):
         raise ValueError("a temperature cannot be fitted without rows")
@@ -88,63 +86,42 @@ def probabilities(logits_NC: np.ndarray, temperature: float | None) -> np.ndarra
     return softmax(np.asarray(logits_NC, np.float64) / (temperature or 1.0), axis=1)
 
 
-@dataclass(frozen=True)
-class CalibrationEvidence:
-    """What the validation rows show: their number, how many of them are labelled wrongly, and whether that is enough.
+def calibration_evidence(logits_NC: np.ndarray, targets_N: np.ndarray, temperature: float) -> dict[str, Any]:
+    """What the rows on which a temperature was fitted say about the probabilities, as fields of a `LabelSet`.
 
     `calibrated`: there are `SHOWING_ROWS` rows and `SHOWING_ERRORS` errors, the temperature is not at its limit, and
     the mean probability of the given labels lies in the interval of the accuracy.
     """
-
-    rows: int
-    errors: int
-    calibrated: bool
-
-
-def calibration_evidence(logits_NC: np.ndarray, targets_N: np.ndarray, temperature: float) -> CalibrationEvidence:
-    """What the rows on which a temperature was fitted say about the probabilities."""
     shares_NC = probabilities(logits_NC, temperature)
     rows, right = len(targets_N), int((shares_NC.argmax(axis=1) == targets_N).sum())
     low, high = wilson(right, rows)
     is_inside = 1.01 * TEMPERATURES[0] < temperature < 0.99 * TEMPERATURES[1]
     is_right = low <= float(shares_NC.max(axis=1).mean()) <= high
     has_enough = rows >= SHOWING_ROWS and rows - right >= SHOWING_ERRORS
-    return CalibrationEvidence(rows, rows - right, has_enough and is_inside and is_right)
+    calibrated = has_enough and is_inside and is_right
+    return {"validation_rows": rows, "validation_errors": rows - right, "calibrated": calibrated}
 
 
-@dataclass(frozen=True)
-class ReliabilityBin:
-    """The predictions with a confidence in [low, high): their number, mean confidence and accuracy."""
+def reliability(probabilities_NC: np.ndarray, targets_N: np.ndarray, bins: int = 15) -> list[dict[str, float]]:
+    """The non-empty bins of a reliability diagram, of equal width, by the probability of the most likely label.
 
-    low: float
-    high: float
-    count: int
-    confidence: float
-    accuracy: float
-
-
-def reliability(probabilities_NC: np.ndarray, targets_N: np.ndarray, bins: int = 15) -> list[ReliabilityBin]:
-    """The non-empty bins of a reliability diagram, of equal width, by the probability of the most likely label."""
+    Each has the `count`, the mean `confidence` and the `accuracy` of the predictions with a confidence in [low, high).
+    """
     confidence_N = probabilities_NC.max(axis=1)
     right_N = probabilities_NC.argmax(axis=1) == targets_N
     index_N = np.minimum((confidence_N * bins).astype(int), bins - 1)
-    return [
-        ReliabilityBin(
-            b / bins,
-            (b + 1) / bins,
-            int(inside.sum()),
-            float(confidence_N[inside].mean()),
-            float(right_N[inside].mean()),
-        )
-        for b in range(bins)
-        if (inside := index_N == b).any()
-    ]
+    parts = []
+    for b in np.unique(index_N).tolist():
+        inside = index_N == b
+        means = {"confidence": float(confidence_N[inside].mean()), "accuracy": float(right_N[inside].mean())}
+        parts.append({"low": b / bins, "high": (b + 1) / bins, "count": int(inside.sum()), **means})
+    return parts
 
 
 def expected_calibration_error(probabilities_NC: np.ndarray, targets_N: np.ndarray, bins: int = 15) -> float:
     """Σ share of a bin · |accuracy - confidence| (Guo et al. 2017, equation 3), 0 to 1."""
     parts = reliability(probabilities_NC, targets_N, bins)
-    return sum(part.count * abs(part.accuracy - part.confidence) for part in parts) / len(targets_N)
+    return sum(part["count"] * abs(part["accuracy"] - part["confidence"]) for part in parts) / len(targets_N)
 
 
 class Interval(NamedTuple):
@@ -184,9 +161,8 @@ def intervals(predicted_SN: np.ndarray, targets_N: np.ndarray, labels: int, seed
     """Accuracy and macro-F1 as means over the S runs, with bootstrap intervals over runs and rows.
 
     Resamples of rows that are all right, or all wrong, are so too. So the interval of the accuracy is at least Wilson's
-    over the rows, and that of a macro-F1 of 0 or 1 the mean of Wilson's of each label's recall.
-
-    Macro-F1 leaves out labels that have neither rows nor predictions, as scikit-learn does.
+    over the rows, and that of a macro-F1 of 0 or 1 the mean of Wilson's of each label's recall. Macro-F1 leaves out
+    labels that have neither rows nor predictions, as scikit-learn does.
     """
     rng = np.random.default_rng(seed)
     # Runs and rows are both resampled: another seed gives another run, and the test rows are a sample too.
@@ -225,11 +201,10 @@ def recalls(predicted_N: np.ndarray, targets_N: np.ndarray, labels: Sequence[Any
 
 
 def lead(right_SN: np.ndarray, other_SN: np.ndarray, seed: int = 0) -> dict[str, float]:
-    """The lead in accuracy over another arm on the same N rows. True in an array: the row is right.
+    """The lead in accuracy over another arm on the same N rows (S runs, or one): `lead`, `low`, `high` and `p`.
 
-    Each arm has S runs or a single one. Returns `lead`, `low`, `high` and `p`. The bootstrap resamples runs and rows,
-    the two arms' answers to a row together; p is twice the share of draws in which the lead is zero or reversed, at
-    least 1 / DRAWS.
+    The bootstrap resamples runs and rows, the two arms' answers to a row together; p is twice the share of draws in
+    which the lead is zero or reversed, at least 1 / DRAWS. True in an array: the row is right.
     """
     rng = np.random.default_rng(seed)
     # An arm with a single run is broadcast over the runs of the other.

@@ -1,11 +1,11 @@
 """Compare a model's answers to a survey with humans and baselines: distributions and distances, with intervals.
 
-All arms are compared with the same humans. If the survey has respondents, these are the held-out ones, and baselines
-are fitted on the others. If it has only published shares, these serve for both, which the card states.
+All arms are compared with the same humans: the survey's held-out respondents (baselines are fitted on the others), or
+published shares, which then serve for both, as the card states.
 
-Intervals are from a bootstrap over people: personas, and humans whose individual answers are known, are resampled with
-all their answers. A persona that is a respondent is resampled together with the respondent. The draws of a distance are
-shifted so that their mean is the measured distance, because resampling itself increases a distance.
+Intervals are from a bootstrap over people, who are resampled with all their answers; a persona that is a respondent
+together with the respondent. The draws of a distance are shifted so that their mean is the measured distance, because
+resampling itself increases a distance.
 """
 
 import operator
@@ -16,6 +16,7 @@ from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import rel_entr
 from scipy.stats import rankdata
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import RandomForestClassifier
@@ -125,16 +126,31 @@ def compare(
 ) -> dict[str, Any]:
     """Distributions of every arm, for everybody and for each group, and the scores of the arms, as plain data.
 
-    `probabilities`: for each question [people, options], NaN for people who were left out. `respondent_indices`: if
-    `people` are respondents, their positions among these; they are then also the humans. Raises `ConfigError` for a
-    field to group by that the respondents do not have.
+    `probabilities`: for each question [people, options], NaN for people who were left out. `respondent_indices`: of
+    `people` among the respondents, if they are these. Raises `ConfigError` for a field of `by` that no respondent has.
     """
     # Personas that stand for the published groups, one for each, are not a sample.
     groups = respondents is None and config.personas is None
     sample = PeopleSample(people, survey, config.by, "personas").resample(config.draws, (config.seed, 1), whole=groups)
-    humans, rows = _humans(survey, config, respondents, respondent_indices, sample)
+    humans, rows, fitted = _humans(survey, config, respondents, respondent_indices, sample)
     constants = _constants(survey, respondents)
-    fitted = _fitted(survey, config, respondents, respondent_indices)
+
+    def human_distribution(number: int, cell: Cell) -> Distribution | None:
+        """How the humans of a group answered; published shares vary over the draws only if their number is known."""
+        if humans is not None:
+            return humans.distribution(rows[number], cell)
+        question, everybody = survey.questions[number], cell == EVERYBODY
+        published = _published(question.humans if everybody else question.groups.get(cell[0], {}).get(cell[1], ()))
+        if published is None:
+            return None
+        people = question.respondents if everybody else None
+        draws = np.broadcast_to(published, (config.draws, len(published)))
+        if people is not None:
+            # As if as many people as were asked had answered again.
+            rng = np.random.default_rng([config.seed, 3, number])
+            draws = rng.multinomial(people, published, size=config.draws) / people
+        return Distribution(published, draws, people)
+
     cells = list(sample.members)
     questions: list[dict[str, Any]] = []
     scored: dict[str, list[ScoredCell]] = {name: [] for name in ARMS}
@@ -147,8 +163,8 @@ def compare(
         cell_results = []
         for cell in cells:
             arms: dict[str, Distribution | None] = {"model": sample.distribution(model_rows, cell)}
-            human = _human_distribution(survey, config, number, cell, humans, rows)
-            for name, value in {"uniform": uniform(options), **constants[number]}.items():
+            human = human_distribution(number, cell)
+            for name, value in {"uniform": np.full(options, 1 / options), **constants[number]}.items():
                 arms[name] = Distribution(value, np.broadcast_to(value, (config.draws, options)), None)
             if humans is not None:
                 for name, value in fitted[number].items():
@@ -191,13 +207,11 @@ def _humans(
     respondents: Respondents | None,
     respondent_indices: np.ndarray | None,
     sample: PeopleSample,
-) -> tuple[PeopleSample | None, list[np.ndarray]]:
-    """The humans to compare with, and for each question their answers as one-hot rows, NaN if there is no answer.
-
-    (None, []) without respondents.
-    """
+) -> tuple[PeopleSample | None, list[np.ndarray], list[dict[str, np.ndarray]]]:
+    """The humans to compare with; for each question their answers as one-hot rows (NaN if there is no answer), and
+    what the fitted baselines predict for them. (None, [], []) without respondents."""
     if respondents is None:
-        return None, []
+        return None, [], []
     indices = respondents.held_out if respondent_indices is None else respondent_indices
     people = [respondents.people[i] for i in indices]
     if respondent_indices is None:
@@ -209,14 +223,18 @@ def _humans(
         humans = PeopleSample(people, survey, config.by, "respondents").resample(config.draws, (config.seed, 2))
     else:
         humans = sample
-    rows = []
+    train = [respondents.people[i] for i in respondents.train]
+    train_answers_NQ, weights = respondents.answers_NQ[respondents.train], respondents.weights[respondents.train]
+    rows, fitted = [], []
     for number, question in enumerate(survey.questions):
-        answers = respondents.answers_NQ[indices, number]
+        options, answers = len(question.options), respondents.answers_NQ[indices, number]
         # `MISSING` is -1 and takes the last row for a moment; the next line corrects it.
-        one_hot = np.eye(len(question.options))[answers]
+        one_hot = np.eye(options)[answers]
         one_hot[answers == MISSING] = np.nan
         rows.append(one_hot)
-    return humans, rows
+        fields, seed = survey.persona_fields, config.seed
+        fitted.append(predictions(train, train_answers_NQ[:, number], people, fields, options, seed, weights))
+    return humans, rows, fitted
 
 
 def _constants(survey: SurveyConfig, respondents: Respondents | None) -> list[dict[str, np.ndarray]]:
@@ -237,54 +255,6 @@ def _constants(survey: SurveyConfig, respondents: Respondents | None) -> list[di
                 overall = np.mean(known_groups, axis=0)
         constants.append({} if overall is None else {"majority": majority(overall), "overall": overall})
     return constants
-
-
-def _fitted(
-    survey: SurveyConfig, config: SimulateConfig, respondents: Respondents | None, respondent_indices: np.ndarray | None
-) -> list[dict[str, np.ndarray]]:
-    """For each question the predictions of the fitted baselines for the humans; empty without respondents."""
-    if respondents is None:
-        return [{} for _ in survey.questions]
-    train = [respondents.people[i] for i in respondents.train]
-    indices = respondents.held_out if respondent_indices is None else respondent_indices
-    people = [respondents.people[i] for i in indices]
-    return [
-        predictions(
-            train,
-            respondents.answers_NQ[respondents.train, number],
-            people,
-            survey.persona_fields,
-            len(question.options),
-            config.seed,
-            respondents.weights[respondents.train],
-        )
-        for number, question in enumerate(survey.questions)
-    ]
-
-
-def _human_distribution(
-    survey: SurveyConfig,
-    config: SimulateConfig,
-    number: int,
-    cell: Cell,
-    humans: PeopleSample | None,
-    rows: Sequence[np.ndarray],
-) -> Distribution | None:
-    """How the humans of a group answered; published shares vary over the draws only if their number is published."""
-    if humans is not None:
-        return humans.distribution(rows[number], cell)
-    question = survey.questions[number]
-    everybody = cell == EVERYBODY
-    published = _published(question.humans if everybody else question.groups.get(cell[0], {}).get(cell[1], ()))
-    if published is None:
-        return None
-    people = question.respondents if everybody else None
-    draws = np.broadcast_to(published, (config.draws, len(published)))
-    if people is not None:
-        # As if as many people as were asked had answered again.
-        rng = np.random.default_rng([config.seed, 3, number])
-        draws = rng.multinomial(people, published, size=config.draws) / people
-    return Distribution(published, draws, people)
 
 
 def _published(values: Sequence[float]) -> np.ndarray | None:
@@ -467,13 +437,8 @@ def _interval(
 def similarity(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """1 − the Jensen-Shannon divergence in bits, along the last axis: 1 for equal distributions, 0 for disjoint."""
     middle = (p + q) / 2
-
-    def bits(a: np.ndarray) -> np.ndarray:
-        return np.where(a > 0, a * np.log2(np.where(a > 0, a, 1.0) / np.where(middle > 0, middle, 1.0)), 0.0).sum(
-            axis=-1
-        )
-
-    return 1 - np.clip((bits(p) + bits(q)) / 2, 0.0, 1.0)
+    divergence = (rel_entr(p, middle) + rel_entr(q, middle)).sum(axis=-1) / 2 / np.log(2)
+    return 1 - np.clip(divergence, 0.0, 1.0)
 
 
 def wasserstein(p: np.ndarray, q: np.ndarray, scale: Sequence[float]) -> np.ndarray:
@@ -488,9 +453,9 @@ def wasserstein(p: np.ndarray, q: np.ndarray, scale: Sequence[float]) -> np.ndar
 def steerability(shifts: np.ndarray, human_shifts: np.ndarray) -> tuple[float | None, float | None]:
     """(slope, cosine) of a model's shifts between groups against those of humans.
 
-    A shift is a group's distribution minus that of everybody; both arrays have the shifts of all groups and questions,
-    flattened. Slope: the least-squares factor from the humans' shifts to the model's (1: equally far in the same
-    direction; 0: none or orthogonal; negative: opposite). Cosine: the direction only. None if a side has no shifts.
+    A shift is a group's distribution minus that of everybody; both arrays have those of all groups and questions.
+    Slope: the least-squares factor from the humans' shifts to the model's. Cosine: the direction only. None if a side
+    has no shifts.
     """
     size = float(human_shifts @ human_shifts)
     if size < MOVES**2:
@@ -509,11 +474,6 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
     return float(centred_a @ centred_b) / size if size else None
 
 
-def uniform(options: int) -> np.ndarray:
-    """The same share for each option, [options]."""
-    return np.full(options, 1 / options)
-
-
 def majority(shares: np.ndarray) -> np.ndarray:
     """All probability on the most frequent option (of equal ones the first), [options]."""
     return np.eye(len(shares))[int(np.argmax(shares))]
@@ -530,9 +490,8 @@ def predictions(
 ) -> dict[str, np.ndarray]:
     """Predict with a logistic regression and a random forest on the fields: name -> probabilities [people, options].
 
-    Numbers are standardised, other values one-hot encoded; values that are not in training are ignored. `answers` are
-    those of `train`, and `weights` theirs (None: all alike); MISSING ones and people without weight are left out. An
-    option that nobody in training chose has probability 0.
+    Numbers are standardised, other values one-hot encoded; values that are not in training are ignored. `answers` and
+    `weights` are those of `train`; MISSING ones and people without weight are left out.
     """
     weights = np.ones(len(train)) if weights is None else weights
     answered = np.flatnonzero((answers != MISSING) & (weights > 0))
@@ -542,6 +501,8 @@ def predictions(
     # A column is numeric if it is in all of training; a single "unknown" makes it one of words.
     numbers = [i for i, column in enumerate(zip(*table, strict=True)) if all(map(_is_number, column))]
     words = [i for i in range(len(fields)) if i not in numbers]
+    kinds = (("numbers", StandardScaler(), numbers), ("words", OneHotEncoder(handle_unknown="ignore"), words))
+    columns = [kind for kind in kinds if kind[2]]
     people_table = _table(people, fields)
     results = {}
     for name, classifier in (
@@ -554,7 +515,7 @@ def predictions(
         if len(classes) == 1:
             probabilities[:, classes[0]] = 1.0
         else:
-            model = _pipeline(numbers, words, classifier).fit(
+            model = Pipeline([("fields", ColumnTransformer(columns)), ("model", classifier)]).fit(
                 _frame(table, numbers),
                 answers[answered],
                 model__sample_weight=weights[answered] / weights[answered].mean(),
@@ -562,15 +523,6 @@ def predictions(
             probabilities[:, model.classes_] = model.predict_proba(_frame(people_table, numbers))
         results[name] = probabilities
     return results
-
-
-def _pipeline(numbers: Sequence[int], words: Sequence[int], classifier: Any) -> Pipeline:
-    columns = [
-        ("numbers", StandardScaler(), list(numbers)),
-        ("words", OneHotEncoder(handle_unknown="ignore"), list(words)),
-    ]
-    fields = ColumnTransformer([column for column in columns if column[2]])
-    return Pipeline([("fields", fields), ("model", classifier)])
 
 
 def _table(people: Sequence[Person], fields: Sequence[str]) -> list[list[Any]]:

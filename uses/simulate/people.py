@@ -112,8 +112,8 @@ def read_people(
 def draw_from_margins(path: Path, n: int, seed: int, sha256: str = "") -> list[Person]:
     """Draw `n` people from a TOML file of margins: `[margins.age]` with a share for each value, which sum to 1.
 
-    The fields are drawn independently, so correlations between them are lost. `sha256`: expected digest of the file.
-    Raises `ConfigError` for an invalid file, or one with another digest.
+    The fields are drawn independently. Raises `ConfigError` for an invalid file, or one with another digest than
+    `sha256`.
     """
     table = read_bounded_toml(path)
     if sha256 and sha256_of(path) != sha256:

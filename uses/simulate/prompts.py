@@ -1,12 +1,10 @@
 """Prompts of a survey as token ids, probabilities of its options by likelihood, and training rows of the same words.
 
-A prompt consists of pieces: the preface, a persona, and a question with its options in some order.
+A prompt consists of pieces: the preface, a persona, and a question with its options in some order. They end where the
+tokenizer would split the whole text anyway, so that common parts have the same ids (which a prefix cache needs).
 
-The pieces end where the tokenizer would split the whole text anyway, so their ids concatenate to those of the whole
-text, and common parts of prompts have the same ids (which a prefix cache needs).
-
-Nothing is sampled. The probability of an option in one order is its likelihood divided by the sum over all options (a
-softmax of their log-probabilities). The mean over several orders removes most of the effect of an option's position.
+The probability of an option in one order is its likelihood divided by the sum over all options. The mean over several
+orders removes most of the effect of an option's position.
 
 Training rows are for `nautile tune` (form "opinions"), by the method of SubPOP (Suh et al. 2025, arXiv:2502.16761, §3):
 forward KL to the answer distributions of groups. Held-out respondents are in no row.
@@ -14,11 +12,11 @@ forward KL to the answer distributions of groups. Held-out respondents are in no
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 
 from nautile.common.errors import ConfigError
 from nautile.data.chat_template import encode_direct_reply, encode_prompt_end, encode_prompt_start
@@ -37,9 +35,8 @@ FEWEST = 10  # people of a group that is trained on
 def option_orders(options: int, limit: int, seed: int, name: str) -> list[tuple[int, ...]]:
     """Orders of a question's options: all permutations if there are at most `limit`, else rotations of random ones.
 
-    The rotations of a permutation put each option into each position once, so that a position bias cancels out; their
-    number is the largest multiple of `options` up to `limit`. With a `limit` below `options` it cancels only in part.
-    `options`: number of options; `name`: of the question, a part of the seed.
+    The rotations of a permutation put each option into each position once, so that a position bias cancels out; with a
+    `limit` below `options` only in part. `name`: of the question, a part of the seed.
     """
     # The number of permutations, as far as needed.
     count = 1
@@ -129,21 +126,6 @@ class SurveyPrompts:
         return [encode_direct_reply(self._tokenizer, option) for option in options]
 
 
-@dataclass(frozen=True)
-class Opinion:
-    """One persona's option probabilities for one question, options in the survey's order, float64 [orders, options].
-
-    None: the prompt is longer than the model's context.
-    """
-
-    by_order: np.ndarray | None
-
-    @property
-    def mean(self) -> np.ndarray | None:
-        """Averaged over the orders, [options]."""
-        return None if self.by_order is None else self.by_order.mean(axis=0)
-
-
 class OpinionScorer:
     """Computes opinions with a `checkpoint` folder. Raises `ConfigError` if it cannot be read or no question fits."""
 
@@ -165,8 +147,11 @@ class OpinionScorer:
         """The orders of each question's options: positions in the survey's order."""
         return self._prompts.orders
 
-    def opinions(self, people: Sequence[Person]) -> list[list[Opinion]]:
-        """The opinions of each person, one per question."""
+    def opinions(self, people: Sequence[Person]) -> list[list[np.ndarray | None]]:
+        """For each person and question the probabilities [orders, options], options in the survey's order, float64.
+
+        None: the prompt is longer than the model's context.
+        """
         prompts = self._prompts
         groups: list[Group] = []
         fits: list[bool] = []
@@ -183,15 +168,9 @@ class OpinionScorer:
         # Flat over persons, questions and orders, and read back in the same order below.
         logprobs = iter(self._scorer.logprobs(prompts.beginning, groups) if groups else ())
         return [
-            [Opinion(np.stack([softmax(next(logprobs)) for _ in orders]) if fit else None) for orders in prompts.orders]
+            [softmax(np.stack([next(logprobs) for _ in orders]), axis=1) if fit else None for orders in prompts.orders]
             for fit in fits
         ]
-
-
-def softmax(logprobs: np.ndarray) -> np.ndarray:
-    """The probabilities of the options, normalised over the options alone, float64 [options]."""
-    shifted = np.exp(np.asarray(logprobs, np.float64) - np.max(logprobs))
-    return shifted / shifted.sum()
 
 
 def position_bias(by_order_NOK: np.ndarray, orders: Sequence[Sequence[int]]) -> dict[str, object]:
@@ -199,9 +178,8 @@ def position_bias(by_order_NOK: np.ndarray, orders: Sequence[Sequence[int]]) -> 
 
     `by_order_NOK`: [people, orders, options in the survey's order]. Returns `by_place`: the mean probability of each
     position; `bias`: the largest distance of these from 1 / options; `spread`: the mean total variation between a
-    person's distribution in one order and its mean over the orders. Without position bias these are 1 / options, 0 and
-    0. `balanced`: whether each option is in each position equally often; if not, `by_place` also reflects preferences
-    for options.
+    person's distribution in one order and its mean over the orders; `balanced`: whether each option is in each position
+    equally often (if not, `by_place` also reflects preferences for options).
     """
     orders_OK = np.array(orders)
     options = orders_OK.shape[1]
@@ -224,9 +202,8 @@ def training_rows(
 ) -> tuple[list[dict[str, Any]], int]:
     """Build the training rows; returns (rows, number of people left out because their group is smaller than `FEWEST`).
 
-    There is a row for each training respondent and question, with the shares of the people who are alike in all fields
-    of `by` (of all people without `by`); for published shares, a row for each group and question. The order of the
-    options in a row is random. Raises `ConfigError` for a survey without human answers.
+    A row is a training respondent and question, with the shares of the people who are alike in all fields of `by`; or a
+    published group and question. Their options are in random order. Raises `ConfigError` for a survey without answers.
     """
     orders = [option_orders(len(q.options), config.orders, config.seed, q.name) for q in survey.questions]
     rows, left_out_count = [], 0

@@ -70,11 +70,10 @@ class Respondents:
 
 
 def load_survey(name: str | Path) -> SurveyConfig:
-    """Load a survey by file or name.
+    """Load a survey by file or name. Raises `ConfigError` naming the file and field.
 
-    `name`: a SURVEY.toml; a built-in survey; or published shares by group: SubPOP's records
-    (a .jsonl file, or OWNER/NAME[:SPLIT]@REVISION of the Hub), or the folder of a wave of OpinionQA. Raises
-    `ConfigError` naming the file and field.
+    `name`: a SURVEY.toml; a built-in survey; or published shares by group: SubPOP's records (a .jsonl file, or
+    OWNER/NAME[:SPLIT]@REVISION of the Hub), or the folder of a wave of OpinionQA.
     """
     path = Path(name)
     if path.is_dir() or path.suffix.lower() in (".jsonl", ".ndjson"):
@@ -270,9 +269,9 @@ def subpop_hub(repository: str, split: str | None, revision: str) -> SurveyConfi
 def opinion_qa(folder: Path) -> SurveyConfig:
     """Read a survey from a wave of OpinionQA: the questions for which there are counts by group.
 
-    The shares of everybody are summed over the groups of one field, including the people who did not state their group.
-    That group itself, files of two fields (RACE_SEX) and refusals are left out. Raises `ConfigError` naming the file
-    for data in another form.
+    Everybody's shares are summed over the groups of one field, with the people who did not state theirs. That group
+    itself, files of two fields (RACE_SEX) and refusals are left out. Raises `ConfigError` naming the file for another
+    form.
     """
     # Not `read_table`, which rejects unnamed columns: pandas has written its index as an unnamed first column.
     info = csv.DictReader(io.StringIO(read_bounded_text(folder / "info.csv"), newline=""))

@@ -149,10 +149,10 @@ def _rows(
             for field in config.by
         }
         for question, opinion in zip(survey.questions, opinions, strict=True):
-            by_order = None if opinion.by_order is None else opinion.by_order.tolist()
+            asked = opinion is not None
             row: dict[str, Any] = {"persona": person.id, "question": question.name, **groups}
-            row |= {"left_out": None if by_order else "too_long", "probabilities": opinion.mean, "by_order": by_order}
-            rows.append(row)
+            row |= {"left_out": None if asked else "too_long", "probabilities": opinion.mean(axis=0) if asked else None}
+            rows.append(row | {"by_order": opinion.tolist() if asked else None})
     return rows
 
 

@@ -9,7 +9,6 @@ weight is W + alpha/rank · A·B. B starts at zero, so the tuned model starts eq
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -52,23 +51,11 @@ class TuningRow(NamedTuple):
     shares: Sequence[float] = (1.0,)
 
 
-@dataclass(frozen=True)
-class TuningSettings:
-    """How to fine-tune. `loss`: "reply" learns each row's only continuation, "options" the shares of several."""
-
-    method: Literal["full", "lora"]
-    loss: Literal["reply", "options"]
-    optimizer: OptimizerConfig
-    epochs: int
-    batch_rows: int
-    rank: int = 8
-
-
 def fine_tune(
     params: Params,
     model: ModelConfig,
     rows: Sequence[TuningRow],
-    settings: TuningSettings,
+    config: TuneConfig,
     seed: int,
     folder: Path,
     identity: dict[str, Any],
@@ -76,31 +63,31 @@ def fine_tune(
 ) -> tuple[Params, list[float]]:
     """Fine-tune, and return the parameters (adapters merged) and each epoch's mean loss in nats per token or question.
 
-    Training states are saved in `folder`, and a run resumes from there if its `identity` is the same. Raises
-    `ConfigError` for a row over the model's context, and if an update is not finite.
+    A run of the same `identity` resumes from `folder`. Raises `ConfigError` for a too long row and for an update that
+    is not finite.
     """
     check_lengths(rows, model)
-    steps = -(-len(rows) // settings.batch_rows) * settings.epochs
+    steps = -(-len(rows) // config.batch_rows) * config.epochs
     # LoRA trains adapters beside frozen parameters; otherwise all parameters are trained and none frozen.
-    scale = LORA_ALPHA / settings.rank if settings.method == "lora" else None
-    tx = optimizer.build(settings.optimizer, steps)
-    trained = new_adapters(params, settings.rank, seed) if scale is not None else jax.tree.map(jnp.asarray, params)
+    scale = LORA_ALPHA / config.rank if config.method == "lora" else None
+    tx = optimizer.build(config.optimizer, steps)
+    trained = new_adapters(params, config.rank, seed) if scale is not None else jax.tree.map(jnp.asarray, params)
     frozen = params if scale is not None else {}
     state = (trained, tx.init(trained))
     checkpoints = TrainCheckpoints(folder, 1, {**identity, "seed": seed, "steps": steps, "rows": len(rows)})
     with closing(checkpoints):  # waits for the last save, also if the run fails
-        losses: list[list[float]] = [[] for _ in range(settings.epochs)]
+        losses: list[list[float]] = [[] for _ in range(config.epochs)]
         first = checkpoints.latest() or 0
         if first:
             state, extra = checkpoints.restore(first, state)
             losses = extra["losses"]
-        program = _program(model, settings.optimizer, steps, settings.loss, scale)
-        shape = _batch_shape(rows, model, settings.batch_rows)
-        per_epoch = steps // settings.epochs
+        program = _program(model, config.optimizer, steps, config.loss, scale)
+        shape = _batch_shape(rows, model, config.batch_rows)
+        per_epoch = steps // config.epochs
         for step in range(first, steps):
             epoch, batch = divmod(step, per_epoch)
             # The permutation of an epoch is computed at each place: there is no order to save or to restore.
-            index = np.arange(batch * settings.batch_rows, min(len(rows), (batch + 1) * settings.batch_rows))
+            index = np.arange(batch * config.batch_rows, min(len(rows), (batch + 1) * config.batch_rows))
             batch_members = [rows[i] for i in permute(index, len(rows), f"tune/{seed}/{epoch}")]
             *state, loss, finite = program(frozen, *state, batch_of(batch_members, shape))
             state = tuple(state)
@@ -243,30 +230,17 @@ def merge_adapters(params: Params, adapters: Params, scale: float) -> Params:
     return unflatten_dict(flat)
 
 
-def tuning_settings(config: TuneConfig, loss: Literal["reply", "options"]) -> TuningSettings:
-    """The settings for `fine_tune`. Raises `ConfigError` for a method that trains no weights."""
-    if config.method not in ("full", "lora"):
-        raise ConfigError(f"tune.method {config.method!r} trains no weights")
-    return TuningSettings(config.method, loss, config.optimizer, config.epochs, config.batch_rows, config.rank)
+def searched_config(
+    config: TuneConfig, work: Path, shots: int, loss_at: Callable[[TuneConfig, str], float]
+) -> TuneConfig:
+    """`config` with the one of its `learning_rates` that has the lowest validation loss; without any as it is.
 
-
-def searched_settings(
-    config: TuneConfig,
-    loss: Literal["reply", "options"],
-    work: Path,
-    shots: int,
-    loss_at: Callable[[TuningSettings, str], float],
-) -> TuningSettings:
-    """The settings with the one of `learning_rates` that has the lowest validation loss.
-
-    `loss_at(settings, rate)` tunes with a rate and returns its loss. Losses are stored in `work`, so a resumed run
-    measures none twice. Without `learning_rates` the configured rate is used.
+    `loss_at(config, rate)` tunes with a rate. Losses are stored in `work`, so a resumed run measures none twice.
     """
     path = work / f"rates-{shots}.json"
-    settings = tuning_settings(config, loss)
     losses: dict[str, float] = read_json(path) or {}
     by_rate = {
-        rate: replace(settings, optimizer=config.optimizer.model_copy(update={"learning_rate": rate}))
+        rate: config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"learning_rate": rate})})
         for rate in config.learning_rates
     }
     for rate, candidate in by_rate.items():
@@ -275,7 +249,7 @@ def searched_settings(
         if name not in losses:
             losses[name] = loss_at(candidate, name)
             write_json(path, losses)
-    return by_rate[min(by_rate, key=lambda rate: losses[f"{rate:g}"])] if by_rate else settings
+    return by_rate[min(by_rate, key=lambda rate: losses[f"{rate:g}"])] if by_rate else config
 
 
 def kept_losses(config: TuneConfig, work: Path) -> dict[str, dict[str, float]]:

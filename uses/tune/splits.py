@@ -1,7 +1,6 @@
 """Split labelled rows by a hash of their source: stable under reordering and adding of rows.
 
-Rows of the same source (an article, an author; by default the text itself) are always in one split, and so are copies
-of a text.
+Rows of one source (an article, an author; by default the text itself) are always in one split, and so are copies.
 """
 
 from collections import Counter, defaultdict

@@ -13,8 +13,7 @@ def tune(job: Job) -> None:
     """Split the rows, tune for each number of shots and each seed, compare with the baselines, write the card."""
     # Imported here because every command imports this file, and JAX takes seconds.
     from nautile.model.weights.files import load_weights
-    from nautile.uses.tune.report import run_tuning, tuning_card
-    from nautile.uses.tune.tuner import LabelTuning
+    from nautile.uses.tune.tuner import LabelTuning, run_tuning, tuning_card
 
     config = job.part("tune", TuneConfig)
     if config.data.reader == "labels":

@@ -26,8 +26,7 @@ from nautile.rl.objective_registry import Balance
 from nautile.rl.problems import load
 from nautile.rl.rehearsal import estimate_memory
 from nautile.rl.rewards import advantages
-from nautile.rl.rollouts import RolloutEngine
-from nautile.rl.stage_inputs import StageInputs
+from nautile.rl.rollouts import RolloutEngine, StageInputs
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
 
 ROLLOUT = RolloutConfig(prompts=4, group=4, prompt_length=60, max_tokens=6)
