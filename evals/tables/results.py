@@ -44,7 +44,8 @@ def table_2(models: Mapping[str, Scores]) -> ResultTable:
     rows: list[tuple[str, ...]] = [("Training tokens", *unmeasured, *paper.TRAINING_TOKENS.values(), "")]
     data: list[dict[str, Any]] = []
     papers = {**paper.TABLE_2, "average": paper.TABLE_2_AVERAGE}
-    for name in (*papers, *stand_ins_in(models)):
+    measured_names = {name: score for scores in models.values() for name, score in scores["benchmarks"].items()}
+    for name in (*papers, *(name for name, score in measured_names.items() if score["stand_in"])):
         # Our scores by model, and their differences from the paper's column for the same model.
         figures = papers.get(name)  # None: a stand-in
         by_title = {title: _score_of(scores, name) for title, scores in models.items()}
@@ -183,12 +184,6 @@ def with_interval(score: Scores | None, decimals: int = 1) -> str:
 def signed(points: float | None, decimals: int = 1) -> str:
     """`+1.2`, `-0.3`, or a dash."""
     return MISSING if points is None else f"{points:+.{decimals}f}"
-
-
-def stand_ins_in(models: Mapping[str, Scores]) -> list[str]:
-    """Names of the stand-ins that any of `models` has a score for, in order of first appearance."""
-    names = [name for scores in models.values() for name, score in scores["benchmarks"].items() if score["stand_in"]]
-    return list(dict.fromkeys(names))
 
 
 def not_screened(scores: Mapping[str, Scores | None]) -> list[str]:

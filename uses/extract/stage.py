@@ -23,7 +23,7 @@ from nautile.common.files import write_json, write_text
 from nautile.common.text import first_line, markdown_table, markdown_text
 from nautile.data.chat_template import encode_prompt_end, parse_completion
 from nautile.data.json_schema import SPAN, Schema, parse_document, pointer_to, violation, with_spans
-from nautile.data.label_set import LabelSet, read_label_set
+from nautile.data.label_set import read_label_set
 from nautile.data.tokenizer import tokenizer_for
 from nautile.evals.running.rows import RowFile
 from nautile.model.decoding.constrained import Constraint
@@ -38,8 +38,6 @@ ROWS, REFUSED = "rows.parquet", "refused.jsonl"
 MOST_DETAILS = 10  # on the card
 WRITE_EVERY_S = 2.0
 AHEAD = 2  # requests submitted per slot, so that no slot is idle
-
-SCHEMA_INSTRUCTIONS = "Write what the text says as JSON of this schema: {schema}"
 Reason = Literal["no_text", "too_long", "cut", "failed", "not_json", "schema", "span"]
 REASONS: dict[Reason, str] = {
     "no_text": "the row has no text",
@@ -157,10 +155,14 @@ def card_of(
     shares = [(name, count, f"{100 * count / summary['rows']:.1f} %") for name, count in outcomes]
     details = Counter((row["reason"], row["detail"]) for row in rows if row["detail"])
     common = [(count, reason, markdown_text(detail)) for (reason, detail), count in details.most_common(MOST_DETAILS)]
+    constrained = "Decoding is constrained to parts of the text there"
+    if unconstrained:
+        places = ", ".join(f"`{markdown_text(place)}`" for place in unconstrained)
+        constrained += f", except at {places} of the schema, which is only checked"
     parts = [
         "# Extraction",
         f"{summary['rows']:,} rows, {summary['spans']:,} spans found in their texts, {summary['tokens']:,} tokens. "
-        f"Strings that are parts of the text: {config.spans}. {_constraint_note(unconstrained)} A document is as good "
+        f"Strings that are parts of the text: {config.spans}. {constrained}. A document is as good "
         "as the model that wrote it: it is valid by the schema and its spans occur in the text, but whether it states "
         "what the text states is not known.",
         markdown_table(("outcome", "rows", "share"), shares),
@@ -170,15 +172,6 @@ def card_of(
     if common:
         parts += ["## Most frequent refusals", markdown_table(("rows", "reason", "detail"), common)]
     return "\n\n".join(parts) + "\n"
-
-
-def _constraint_note(unconstrained: Sequence[str]) -> str:
-    if not unconstrained:
-        return "Decoding is constrained to parts of the text there."
-    places = ", ".join(f"`{markdown_text(place)}`" for place in unconstrained)
-    return (
-        f"Decoding is constrained to parts of the text there, except at {places} of the schema, which is only checked."
-    )
 
 
 class Extractor:
@@ -201,7 +194,12 @@ class Extractor:
         self.unconstrained = self._constraint.unconstrained
         self._checker = ReplyChecker(self._constraint.validator, schema, config.spans)
         # The prompt's fixed part and the shortest reply must leave room for a text.
-        instructions = instructions_of(config, read_label_set(folder), schema)
+        # The user's, else those that the checkpoint was tuned with, else the schema.
+        labels = read_label_set(folder)
+        tuned = labels.instructions if labels is not None and labels.form == "entities" else None
+        as_text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+        schema_instructions = f"Write what the text says as JSON of this schema: {as_text}"
+        instructions = config.instructions or (schema_instructions if tuned is None else tuned)
         self._beginning = beginning_ids(self._tokenizer, instructions)
         room = self._model.context - len(self._beginning) - len(encode_prompt_end(self._tokenizer, ""))
         least = self._constraint.least_tokens
@@ -209,7 +207,7 @@ class Extractor:
             raise ConfigError(f"extract.max_tokens {config.max_tokens}: the shortest reply takes {least} tokens")
         if room < least:
             have, way_out = "the instructions", "shorten them"
-            if instructions == _with_schema(schema):
+            if instructions == schema_instructions:
                 have = "the instructions, which are the whole schema where none are given,"
                 way_out = 'give short ones with --instructions "…", since the schema is enforced in any case'
             raise ConfigError(
@@ -324,19 +322,6 @@ class Extractor:
             engine.close()
         emit("progress", done=total, total=total, unit="rows")
         emit("metric", name="extract/rows_per_second", step=0, value=answered / (time.monotonic() - first_event_at))
-
-
-def instructions_of(config: ExtractConfig, labels: LabelSet | None, schema: Schema) -> str:
-    """The instructions before a text: the user's, else those that the checkpoint was tuned with, else the schema."""
-    if config.instructions:
-        return config.instructions
-    if labels is not None and labels.form == "entities":
-        return labels.instructions
-    return _with_schema(schema)
-
-
-def _with_schema(schema: Schema) -> str:
-    return SCHEMA_INSTRUCTIONS.format(schema=json.dumps(schema, ensure_ascii=False, separators=(",", ":")))
 
 
 def _row(number: int, result: Extraction, reply: str, tokens: int) -> dict[str, Any]:

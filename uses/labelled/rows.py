@@ -224,7 +224,14 @@ def _chat_rows(config: LabelledDataConfig, table: Table, where: str, before: int
     for number, row in enumerate(table.rows, before + 1):
         row_name = f"{where}: row {number}"
         messages = _parsed(row["messages"])
-        valid = isinstance(messages, list) and len(messages) > 1 and all(_is_message(message) for message in messages)
+        valid = isinstance(messages, list) and len(messages) > 1
+        valid = valid and all(
+            isinstance(message, dict)
+            and message.get("role") in ("system", "user", "assistant")
+            and isinstance(message.get("content"), str)
+            and message["content"].strip()
+            for message in messages
+        )
         if not valid or (messages[-2]["role"], messages[-1]["role"]) != ("user", "assistant"):
             raise ConfigError(
                 f"{row_name}: `messages` must be a list of {{role, content}} that ends with a user's and an "
@@ -261,12 +268,6 @@ def _parsed(value: Any) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError):
         return None
-
-
-def _is_message(message: Any) -> bool:
-    if not isinstance(message, dict) or message.get("role") not in ("system", "user", "assistant"):
-        return False
-    return isinstance(message.get("content"), str) and bool(message["content"].strip())
 
 
 def _opinion_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:

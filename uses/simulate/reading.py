@@ -77,7 +77,9 @@ def load_survey(name: str | Path) -> SurveyConfig:
     """
     path = Path(name)
     if path.is_dir() or path.suffix.lower() in (".jsonl", ".ndjson"):
-        return opinion_qa(path) if path.is_dir() else subpop_file(path)
+        if path.is_dir():
+            return opinion_qa(path)
+        return _subpop(read_table(path).rows, path.stem, f"SubPOP, {path.name}", str(path))
     if not path.is_file() and (match := HUB_ID.fullmatch(str(name))) and match[3]:
         return subpop_hub(*match.groups())
     if not path.is_file() and str(name) in BUILT_IN_SURVEYS:
@@ -246,11 +248,6 @@ def parse_survey(table: dict[str, Any], where: str) -> SurveyConfig:
                     f"{where}: the persona names {column!r}, which is the answer to question {question.name!r}"
                 )
     return survey
-
-
-def subpop_file(path: Path) -> SurveyConfig:
-    """Read a survey from SubPOP's records in a JSON-lines file. Raises `ConfigError` with the row's number."""
-    return _subpop(read_table(path).rows, path.stem, f"SubPOP, {path.name}", str(path))
 
 
 def subpop_hub(repository: str, split: str | None, revision: str) -> SurveyConfig:

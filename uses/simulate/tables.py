@@ -99,7 +99,9 @@ def card(summary: Mapping[str, Any]) -> str:
         "\n".join(f"- {line}" for line in NOT_FOR),
         "## How they were made",
         _who(summary),
-        _method(summary),
+        f"The probability of an option is the likelihood of the {summary['answer']} of each option over the sum of all "
+        "options', averaged over orders of the options; nothing is sampled. Intervals (95 % unless set otherwise) are "
+        "of a bootstrap over people.",
         "## How close they are to humans",
     ]
     if summary["compared"]:
@@ -169,14 +171,6 @@ def _who(summary: Mapping[str, Any]) -> str:
         named = "; ".join(markdown_text(group) for group in humans["unmatched_groups"])
         lines.append(f"No persona is in these published groups, which are not compared: {named}.")
     return " ".join(lines)
-
-
-def _method(summary: Mapping[str, Any]) -> str:
-    how = "the letter of each option" if summary["answer"] == "letter" else "the text of each option"
-    return (
-        f"The probability of an option is the likelihood of {how} over the sum of all options', averaged over orders "
-        "of the options; nothing is sampled. Intervals (95 % unless set otherwise) are of a bootstrap over people."
-    )
 
 
 def _winners(summary: Mapping[str, Any]) -> str:

@@ -77,7 +77,9 @@ def split_rows(
     if any(shares):
         parts: dict[str, list[LabelledRow]] = {"train": [], "validation": held_validation, "test": held_test}
         for row in train:
-            parts[_split_of(row, *shares)].append(row)
+            position = text_hash(f"split/{row.source}") / HASH_RANGE  # uniform in [0, 1)
+            split = "test" if position < shares[0] else "validation" if position < sum(shares) else "train"
+            parts[split].append(row)
         train = parts["train"]
     # Drop training rows whose text or source is in a held-out split, and validation rows that are in the test.
     held_out_keys: dict[str, set[int]] = {}
@@ -112,13 +114,6 @@ def split_rows(
     else:
         report.balance = {name: {"": len(part)} for name, part in parts.items()}
     return Splits(train, held_validation, held_test, labels, report)
-
-
-def _split_of(row: LabelledRow, test_share: float, validation_share: float) -> str:
-    position = text_hash(f"split/{row.source}") / HASH_RANGE  # uniform in [0, 1)
-    if position < test_share:
-        return "test"
-    return "validation" if position < test_share + validation_share else "train"
 
 
 def _check_labels(rows: Sequence[LabelledRow]) -> None:
