@@ -89,7 +89,7 @@ def hostile_answer(form: str, item: JudgeItem) -> str:
 
 
 def calibrate(
-    judge: Judge, right: Sequence[JudgeItem], hostile: int = 0, seed: int = 0, kinds: Sequence[str] = KINDS
+    judge: Judge, right: Sequence[JudgeItem], hostile: int = 0, kinds: Sequence[str] = KINDS
 ) -> dict[str, Any]:
     """Score right answers and their variants, and `hostile` prompt injections, half of them around wrong answers.
 
@@ -107,7 +107,7 @@ def calibrate(
     # Variants of one answer differ in one respect, so the difference of their marks is that respect's effect.
     items = {
         "right": list(right),
-        "wrong": corrupted(right, seed),
+        "wrong": corrupted(right),
         "long": [replace(item, reasoning=f"{FILLER} {item.reasoning}") for item in right],
         "front": [replace(item, reasoning=f"{item.answer}\n{item.reasoning}") for item in right],
     }

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from nautile.common.errors import ConfigError
-from nautile.common.text import markdown_table
 from nautile.configs.training import ReasonConfig
 
 EPSILON = 1e-8  # added to ||g-||, which is zero where no completion is below its group's mean
@@ -52,17 +51,11 @@ def objective(
     return enter
 
 
-def objective_named(name: str, field: str = "reason.objective") -> Objective:
+def objective_named(name: str) -> Objective:
     """The entry of that name. Raises `ConfigError`, which lists the known ones, for another name."""
     if name not in OBJECTIVES:
-        raise ConfigError(f"{field}: unknown objective {name!r}; the known ones are {', '.join(OBJECTIVES)}")
+        raise ConfigError(f"reason.objective: unknown objective {name!r}; the known ones are {', '.join(OBJECTIVES)}")
     return OBJECTIVES[name]
-
-
-def objective_table() -> str:
-    """The registry as a Markdown table, for the documentation."""
-    rows = [[f"`{o.name}`", o.title, f"`{o.formula}`", o.meaning, o.source] for o in OBJECTIVES.values()]
-    return markdown_table(["objective", "", "gradient", "factor on g-", "source"], rows)
 
 
 @dataclass(frozen=True)

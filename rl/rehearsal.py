@@ -57,29 +57,23 @@ SEED = 0  # any: the programs are the same with all
 
 def rehearse_align(model: ModelConfig, tokenizer: TokenizerConfig, part: Mapping[str, Any]) -> None:
     """Compile the programs of the stage `align`."""
-    config = AlignConfig.model_validate(part)
-    _rehearse_reinforcement(model, tokenizer, config.problems, config.rollout, config.policy, None)
+    _rehearse_reinforcement(model, tokenizer, AlignConfig.model_validate(part), None)
 
 
 def rehearse_reason(model: ModelConfig, tokenizer: TokenizerConfig, part: Mapping[str, Any]) -> None:
     """Compile the programs of the stage `reason`."""
     config = ReasonConfig.model_validate(part)
-    _rehearse_reinforcement(model, tokenizer, config.problems, config.rollout, config.policy, Balance.of(config))
+    _rehearse_reinforcement(model, tokenizer, config, Balance.of(config))
 
 
 def _rehearse_reinforcement(
-    model: ModelConfig,
-    tokenizer: TokenizerConfig,
-    problems: ProblemsConfig,
-    rollout: RolloutConfig,
-    policy: PolicyConfig,
-    balance: Balance | None,
+    model: ModelConfig, tokenizer: TokenizerConfig, config: AlignConfig | ReasonConfig, balance: Balance | None
 ) -> None:
     """Compile the programs of one reinforcement step: sample its groups, and update with invented advantages."""
-    mesh = make_mesh(policy.fsdp, part="policy")
+    rollout, mesh = config.rollout, make_mesh(config.policy.fsdp, part="policy")
     engine = RolloutEngine(model, tokenizer_for(tokenizer), rollout, SEED, mesh)
-    learner = Learner(model, policy, rollout, _random_params(model), balance, mesh)
-    groups = _sample_groups(engine, learner.sampling_params, problems, rollout)
+    learner = Learner(model, config.policy, rollout, _random_params(model), balance, mesh)
+    groups = _sample_groups(engine, learner.sampling_params, config.problems, rollout)
     # Cut the completions so that there are batches of every width, each with positive and negative advantages.
     widths = [inputs + 1 for inputs in length_buckets(max(1, rollout.max_tokens - 1), NARROWEST)]
     for group in groups:

@@ -25,9 +25,6 @@ def page(chosen: ChosenRun | None) -> None:
     _counts(facts)
     st.link_button("Where these rows come from", shared.lineage_link(picked))
     _labels(facts)
-    if "confidence" not in facts:
-        st.caption("This artifact is older than the record of confidence and examples: `--force` makes it again.")
-        return
     _confidence(facts["confidence"])
     _examples(picked)
 

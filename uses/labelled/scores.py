@@ -118,9 +118,9 @@ def reliability(probabilities_NC: np.ndarray, targets_N: np.ndarray, bins: int =
     return parts
 
 
-def expected_calibration_error(probabilities_NC: np.ndarray, targets_N: np.ndarray, bins: int = 15) -> float:
+def expected_calibration_error(probabilities_NC: np.ndarray, targets_N: np.ndarray) -> float:
     """Σ share of a bin · |accuracy - confidence| (Guo et al. 2017, equation 3), 0 to 1."""
-    parts = reliability(probabilities_NC, targets_N, bins)
+    parts = reliability(probabilities_NC, targets_N)
     return sum(part["count"] * abs(part["accuracy"] - part["confidence"]) for part in parts) / len(targets_N)
 
 
