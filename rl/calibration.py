@@ -111,14 +111,12 @@ def calibrate(
         "long": [replace(item, reasoning=f"{FILLER} {item.reasoning}") for item in right],
         "front": [replace(item, reasoning=f"{item.answer}\n{item.reasoning}") for item in right],
     }
-    # One call for all items, then the scores by kind.
     all_scores = judge.score([item for kind in kinds for item in items[kind]])
     scores = {kind: all_scores[index * len(right) : (index + 1) * len(right)] for index, kind in enumerate(kinds)}
     good, bad = scores["right"], scores["wrong"]
     answers = [*items["right"], *items["wrong"]]
     # A judge that rewards length shows in the correlation; right and wrong answers are alike in length.
     lengths = [len(item.reasoning) + len(item.answer) for item in answers]
-    # Pairs of (overall mark, length), and whether each verdict is correct.
     scored = [(s.overall, length) for s, length in zip([*good, *bad], lengths, strict=True) if s is not None]
     overall = [mark for mark, _ in scored]
     verdicts = [mark >= PASS_MARK for mark in _marks(good, "overall")]
@@ -237,7 +235,6 @@ def _auc(good: list[int], bad: list[int]) -> float | None:
     """Area under the ROC curve: the share of (right, wrong) pairs in which the right one is higher; ties count half."""
     if not good or not bad:
         return None
-    # All pairs, which for some hundred answers is a small matrix.
     lead = np.subtract.outer(good, bad)
     return round(float(((lead > 0).sum() + 0.5 * (lead == 0).sum()) / lead.size), 4)
 

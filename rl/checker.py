@@ -315,7 +315,6 @@ def _follow(answer: str, reference: str | None) -> int:
     words = len(answer.split())
     if not words:
         return 1
-    # The words around an answer are counted, whatever they say.
     extra_words = words - max(1, len((reference or "").split()))
     if extra_words <= 0:
         return 5

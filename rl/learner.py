@@ -143,7 +143,6 @@ class Learner:
     def state_to_save(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The state for a checkpoint, as `restore` takes it: (arrays, JSON data)."""
         arrays = {"params": self.trained, "state": self.state}
-        # Otherwise the sampler has the parameters themselves, and there is nothing more to save.
         if self.config.sync_every > 1:
             arrays["sampling"] = self._sampling
         skipped = {"total": self.skipped.total, "in_row": self.skipped.in_row}
@@ -198,7 +197,6 @@ class Learner:
         self.updates += self.skipped.record(self.steps + 1, measured, self.trained)
         values = means_of(counts)
         values |= {name: value for name, value in measured.items() if name not in ("applied", "not_finite")}
-        # Norms of balanced groups: the mean over the groups in which they are finite.
         for name in host_norms[0] if host_norms else ():
             finite_norms = [norms[name] for norms in host_norms if np.isfinite(norms[name])]
             values[name] = float(np.mean(finite_norms or [np.nan]))
@@ -229,7 +227,6 @@ class Learner:
             rows_by_sign = {"plus": positive + negative + neutral}
         else:
             rows_by_sign = {"plus": positive, "minus": negative + neutral}
-        # Micro-batch gradients are summed on the device, separately for g+, g- and the KL term.
         pairs: dict[str, Any] = {}
         for sign, signed_rows in rows_by_sign.items():
             for batch in completion_batches(signed_rows, rollout.max_tokens, partial(program.rows_at, limit=row_limit)):

@@ -94,7 +94,6 @@ class ParameterSubset:
         for path in sorted({*trained_leaves, *frozen_leaves}):
             blocks = self._trained_blocks.get(path, ())
             if blocks and path in frozen_leaves:
-                # The concatenation has the trained blocks first: restore the order of the blocks.
                 order = np.argsort(np.concatenate([np.array(blocks), self._frozen_blocks(blocks)]))
                 whole[path] = jnp.concatenate([trained_leaves[path], frozen_leaves[path]])[order]
             else:
@@ -166,7 +165,6 @@ class LearnerProgram:
         )
         self._threads = program_threads(mesh, mesh.devices.flat[0].platform)
         self._batches_started = 0
-        # Sums of micro-batches; the first argument's memory is reused.
         self.add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0, out_shardings=self.shardings)
         self.add_pairs = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0, out_shardings=pair)
         self.add_counts = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0, out_shardings=whole)
@@ -298,7 +296,6 @@ def completion_gradients(
         kl_BL = jnp.zeros_like(policy_BL)
         if reference_BL is not None:
             kl_BL = kl_to_reference(logprobs_BL, reference_BL)
-        # Counts for the metrics, over tokens with weight: no padding and no inserted tokens.
         mask_BL = (weights_BL > 0).astype(jnp.float32)
         counts = {
             "tokens": jnp.sum(mask_BL),

@@ -119,7 +119,6 @@ def load(
     for number, (source, count) in enumerate(shares(config)):
         rejected_before, left_out = screen.rejected, Counter[str]()
         field = f"problems.sources[{number}]" if config.sources else "problems"
-        # A chain of generators: read, filter by answer, screen, word the prompt, filter duplicates and lengths.
         # Generators may be endless, so the candidates are limited as well as the result.
         candidates = itertools.islice(_READERS[source.source](source, seed, split), MOST_CANDIDATES * count)
         answered = _filter_answered(source, candidates, unanswered, left_out)
@@ -229,7 +228,6 @@ class ProblemOrder:
         epoch, offset = divmod(position, self._count)
         if epoch != self._epoch:
             self._permutation = list(range(self._count))
-            # Computed from the epoch alone, not from the permutation before it.
             random.Random(f"{self._seed}:{epoch}").shuffle(self._permutation)
             self._epoch = epoch
         return self._permutation[offset]

@@ -140,7 +140,6 @@ def estimate_memory(
         if count % mesh.size:
             raise ConfigError(f"{name}: {count} is not a multiple of the {mesh.size} chips")
     program = LearnerProgram(model, policy, rollout, balance is not None, mesh) if policy else None
-    # Resident: parameters, moments, and further copies of the trained parameters.
     kinds = shapes(model)
     parameters = _with_shardings(kinds, parameter_shardings(kinds, mesh))
     resident = _bytes(parameters)
@@ -152,7 +151,6 @@ def estimate_memory(
     first, hosts = mesh.devices.flat[0].process_index, {device.process_index for device in mesh.devices.flat}
     # Each of several hosts samples from a copy of the parameters on its own chips.
     copy = _bytes(_with_shardings(kinds, parameter_shardings(kinds, own_mesh(mesh, first)))) if len(hosts) > 1 else 0
-    # Rollout: the compiler's analysis of the generator's programs.
     sampling = Sampling(max_tokens=rollout.max_tokens, temperature=rollout.temperature)
     generator = Generator(model, sampling, rows, rollout.prompt_length, mesh)
     analyses = {}

@@ -191,7 +191,6 @@ def group_metrics(groups: Sequence[Group], uses: Sequence[Use]) -> dict[str, flo
     }
     if rewards:
         metrics |= {"reward": float(np.mean(rewards)), "reward_deviation": float(np.std(rewards))}
-    # The mean of each numeric part of the rewards, such as a judge's marks, over the rollouts that have it.
     for name in sorted({name for rollout in rollouts for name in rollout.parts}):
         values = [r.parts[name] for r in rollouts if isinstance(r.parts.get(name), int | float)]
         if values:
@@ -417,7 +416,6 @@ class _Run:
         while self.step < steps:
             if self.guard is not None and has_fallen(self.guard.readings):
                 break
-            # One step: sample and score groups, update on those with a signal, measure, save when due.
             before = dict(self.groups.totals)
             live_groups, drawn_groups, metrics = self.groups.step(
                 self.learner.sampling_params, self.config.rollout.prompts
@@ -428,7 +426,6 @@ class _Run:
             self.step += 1
             if "balance_factor" in metrics:
                 self.factors.append(metrics["balance_factor"])
-            # Counted over this step alone.
             counts = {name: count - before[name] for name, count in self.groups.totals.items()}
             self._report(metrics, "" if live_groups else without_update(counts))
             self._read_guard()
@@ -446,7 +443,6 @@ class _Run:
         facts: dict[str, Any] = {"steps": self.step, **self.groups.totals}
         facts["skipped_updates"] = self.learner.skipped.total
         facts |= self._update_facts()
-        # Without a guard the last policy is published, with one the best.
         if self.guard is None:
             return whole_on_hosts(self.learner.params, self.mesh), facts
         best = self.guard.best

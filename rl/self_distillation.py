@@ -109,7 +109,6 @@ def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str
             steps_before = sum(_update_count(row["traces"], config) for row in facts["rounds"])
             params, losses, skipped = _train(run, params, traces, number, steps_before, mesh, check_stop)
             facts["rounds"].append(on_first(partial(_facts, samples, traces, losses, skipped)))
-            # A crash must not keep the checkpoint and lose the events before it.
             flush(run.emit)
             checkpoints.save(number + 1, params, facts)
             checkpoints.wait()
@@ -122,7 +121,6 @@ def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str
     whole = whole_on_hosts(params, mesh)
     if not is_first:
         return whole, facts
-    # Write the traces of all rounds, also of those that an earlier attempt finished.
     with atomic_path(run.traces) as temporary, temporary.open("w", encoding="utf-8") as file:
         for number in range(config.rounds):
             for row in _traces_of(_read_rows(work / SAMPLES.format(number))):

@@ -46,7 +46,6 @@ def batches(rows: Sequence[TrainingRow], size: int, length: int) -> Iterator[Row
     for first in range(0, len(rows), size):
         batch_rows = rows[first : first + size]
         longest = max(map(len, batch_rows))
-        # The narrowest of the four widths that fits the longest row of this batch.
         width = next(w for quarters in range(1, WIDTHS + 1) if (w := -(-length * quarters // WIDTHS)) >= longest)
         batch: RowBatch = {name: np.zeros((size, width), np.int32) for name in ("tokens", "targets", "segments")}
         batch |= {name: np.zeros((size, width), np.float32) for name in ("weights", "sampled")}

@@ -73,7 +73,6 @@ class CheckpointScorer:
         fits = [
             len(ids) + max(map(len, texts)) <= self._model.context for ids, texts in zip(prompts, options, strict=True)
         ]
-        # Options of questions that do not fit are not computed; the others are read back in the same order.
         sequences = [
             (ids + text, len(ids))
             for ids, texts, fit in zip(prompts, options, fits, strict=True)
@@ -166,7 +165,6 @@ def _evaluate_missing(
     rows_by_item = {(row["benchmark"], row["index"]): row for row in file.rows}
     # A sample may have a latency and no row: latencies are written first.
     timed_items = {(row["benchmark"], row["index"]) for row in latencies.rows}
-    # Existing rows must be of this model and these prompts.
     for item in items:
         row = rows_by_item.get((item.benchmark, item.index))
         if row is not None and row["model"] != model:

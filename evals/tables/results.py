@@ -46,7 +46,6 @@ def table_2(models: Mapping[str, Scores]) -> ResultTable:
     papers = {**paper.TABLE_2, "average": paper.TABLE_2_AVERAGE}
     measured_names = {name: score for scores in models.values() for name, score in scores["benchmarks"].items()}
     for name in (*papers, *(name for name, score in measured_names.items() if score["stand_in"])):
-        # Our scores by model, and their differences from the paper's column for the same model.
         figures = papers.get(name)  # None: a stand-in
         by_title = {title: _score_of(scores, name) for title, scores in models.items()}
         measured = {title: score for title, score in by_title.items() if score}
@@ -101,7 +100,6 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
     )  # fmt: skip
     rows, data = [], []
     for stage, figure in paper.TABLE_1.items():
-        # Our gain needs this stage and the first; the difference from the paper needs the same benchmark.
         ours = _score_of(stages.get(stage), name)
         measured = ours if ours is not None and ours["accuracy"] is not None else None
         gain = 100 * (measured["accuracy"] - base["accuracy"]) if measured and base else None

@@ -126,7 +126,6 @@ class TextClassifier:
                     row: self._answer(row, text, shares)
                     for (row, text), shares in zip(numbered_texts, self._shares(numbered_texts), strict=True)
                 }
-                # A row without a text has no answer among `rows`, and is written as such.
                 row_file.append(rows.get(row) or {"number": row + 1, **WITHOUT_TEXT} for row in missing)
                 answered += len(missing)
                 emit("progress", done=len(row_file.rows), total=len(texts), unit="rows")
@@ -177,13 +176,11 @@ def classification_summary(
             for name, abstained in (("labelled", False), ("abstained", True))
         },
     }
-    # Scores against the gold labels, over the rows that have a text.
     pairs = [(row, label) for row, label in zip(rows, gold or (), strict=gold is not None) if row["reason"] is None]
     if pairs:
         targets_N = np.array([labels.index(label) for _, label in pairs])
         predicted_N = np.array([labels.index(row["likeliest"]) for row, _ in pairs])
         accuracy, macro_f1 = intervals(predicted_N[None], targets_N, len(labels), 0)
-        # Accuracy of what was answered, beside that of the most likely label of every row.
         covered = [row["label"] == label for row, label in pairs if not row["abstained"]]
         summary["accuracy"], summary["macro_f1"] = accuracy._asdict(), macro_f1._asdict()
         summary["accuracy_covered"] = sum(covered) / len(covered) if covered else None

@@ -100,7 +100,6 @@ class ReplyChecker:
         """Check the parsed reply by the schema, and its marked strings against the text."""
         if (detail := violation(self._validator, value)) is not None:
             return Extraction(None, reason="schema", detail=detail)
-        # Every marked string must occur in the text; an empty one has no span.
         spans = []
         # A set, because several branches of the schema may mark the same string.
         for path, words in sorted(
@@ -193,7 +192,6 @@ class Extractor:
         self._constraint = Constraint(self._tokenizer, marked, "extract.json_schema")
         self.unconstrained = self._constraint.unconstrained
         self._checker = ReplyChecker(self._constraint.validator, schema, config.spans)
-        # The prompt's fixed part and the shortest reply must leave room for a text.
         # The user's, else those that the checkpoint was tuned with, else the schema.
         labels = read_label_set(folder)
         tuned = labels.instructions if labels is not None and labels.form == "entities" else None
@@ -248,8 +246,6 @@ class Extractor:
             return Extraction(None, reason="no_text")
         config, prompt = self._config, self.prompt(text)
         room = self._model.context - len(prompt)
-        # Reasons not to ask at all: no text, no room for the shortest document, no part of the text that a required
-        # string could be.
         limit = room if config.max_tokens is None else min(room, config.max_tokens)
         if limit < self._constraint.least_tokens:
             return Extraction(None, reason="too_long")

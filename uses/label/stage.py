@@ -70,7 +70,6 @@ def label(job: Job) -> None:
     gold = _read(job, config.gold, "label")
     check_gold(config, gold)
     texts = _read(job, config.data, "text")
-    # Leave out texts that are gold rows as well, and those that overlap a benchmark.
     gold_hashes = {text_hash(row.text) for row in gold}
     # A gold row among the texts would be labelled by the teacher although people have done so.
     unlabelled = [row for row in texts if text_hash(row.text) not in gold_hashes]
@@ -248,7 +247,6 @@ def ask_labels(
     with pool.session() as session:
         budget_spent = False
         while len(results) < len(rows):
-            # Fill the window up again once half of it is answered.
             block: list[int] = []
             if not budget_spent and session.open_count <= window // 2:
                 block = list(islice(unsent, window - session.open_count))

@@ -55,7 +55,6 @@ def fit_head(features_ND: np.ndarray, targets_N: np.ndarray, labels: int) -> Hea
     weight_CD, bias_C = regression.coef_, regression.intercept_
     if labels == 2:  # scikit-learn returns only the second label's logit
         weight_CD, bias_C = np.concatenate([np.zeros_like(weight_CD), weight_CD]), np.array([0.0, bias_C[0]])
-    # Logits of (x - mean) / scale as logits of x.
     weight_DC = weight_CD.T / scale_D[:, None]
     return Head(weight_DC.astype(np.float32), (bias_C - mean_D @ weight_DC).astype(np.float32))
 
@@ -98,7 +97,6 @@ class LabelPredictor:
             if labels.method == "head"
             else None
         )
-        # A head needs pooled features, other methods a scorer of the labels' likelihoods.
         self._scorer: ContinuationScorer | None = None
         self._pooled: Callable[[Sequence[Sequence[int]], Pooling], np.ndarray]
         if is_onnx_export(folder):

@@ -207,7 +207,6 @@ def lead(right_SN: np.ndarray, other_SN: np.ndarray, seed: int = 0) -> dict[str,
     which the lead is zero or reversed, at least 1 / DRAWS. True in an array: the row is right.
     """
     rng = np.random.default_rng(seed)
-    # An arm with a single run is broadcast over the runs of the other.
     difference_SN = right_SN.astype(float) - other_SN
     seeds, rows = difference_SN.shape
     leads = np.zeros(DRAWS)
@@ -231,7 +230,6 @@ def confusion(predicted_N: np.ndarray, targets_N: np.ndarray, labels: int) -> np
 def _means(predicted_SN: np.ndarray, targets_N: np.ndarray, labels: int) -> tuple[float, float]:
     """Accuracy and macro-F1, each the mean over the runs."""
     seeds = len(predicted_SN)
-    # The confusion matrices of all runs by one bincount over (run, target, prediction).
     cells = (np.arange(seeds)[:, None] * labels + targets_N) * labels + predicted_SN
     counts_SCC = np.bincount(cells.ravel(), minlength=seeds * labels * labels).reshape(seeds, labels, labels)
     right_SC = np.diagonal(counts_SCC, axis1=1, axis2=2)

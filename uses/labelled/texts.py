@@ -100,7 +100,6 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     check_writable(path)
     with atomic_path(path) as temporary:
         if path.suffix.lower() == ".parquet":
-            # Column by column: each gets the type that its own values have in common.
             columns = {encodable(name): _column([row[name] for row in rows]) for name in (rows[0] if rows else {})}
             pyarrow.parquet.write_table(pyarrow.table(columns), temporary)
         elif path.suffix.lower() == ".jsonl":

@@ -82,23 +82,28 @@ class PeopleSample:
     A person counts by their own weight in every mean, in the draws times the number of draws of them.
     """
 
-    def __init__(self, people: Sequence[Person], survey: SurveyConfig, by: Sequence[str], label: str) -> None:
+    def __init__(
+        self,
+        people: Sequence[Person],
+        survey: SurveyConfig,
+        config: SimulateConfig,
+        label: str,
+        stream: int,
+        whole: bool,
+    ) -> None:
+        """`stream`: of random numbers. `whole`: every draw has all people, for people who are not a sample."""
         self.size = len(people)
-        groups = groups_of(people, by, survey.bands, label)
-        everybody = PeopleGroup(*EVERYBODY, np.arange(len(people)))
+        groups = groups_of(people, config.by, survey.bands, label)
+        everybody = PeopleGroup(*EVERYBODY, np.arange(self.size))
         self.members: dict[Cell, np.ndarray] = {(group.by, group.name): group.members for group in (everybody, *groups)}
         self.own_weights = np.array([person.weight for person in people])
-        self.weights = np.zeros((0, len(people)), np.float32)
-
-    def resample(self, draws: int, seed: Sequence[int], whole: bool = False) -> "PeopleSample":
-        """Draw the weights. `whole`: every draw has all people, for people who are not a sample."""
-        if whole:
-            self.weights = np.broadcast_to(self.own_weights.astype(np.float32), (draws, self.size))
-            return self
-        rng = np.random.default_rng(list(seed))
-        counts = (np.bincount(rng.integers(0, self.size, self.size), minlength=self.size) for _ in range(draws))
+        rng = np.random.default_rng([config.seed, stream])
+        everybody_once = np.ones(self.size, int)
+        counts = (
+            everybody_once if whole else np.bincount(rng.integers(0, self.size, self.size), minlength=self.size)
+            for _ in range(config.draws)
+        )
         self.weights = np.stack([(count * self.own_weights).astype(np.float32) for count in counts])
-        return self
 
     def distribution(self, rows_NK: np.ndarray, cell: Cell) -> Distribution | None:
         """The mean of the group's rows; rows that start with NaN belong to people without an answer. None if none is
@@ -131,7 +136,7 @@ def compare(
     """
     # Personas that stand for the published groups, one for each, are not a sample.
     groups = respondents is None and config.personas is None
-    sample = PeopleSample(people, survey, config.by, "personas").resample(config.draws, (config.seed, 1), whole=groups)
+    sample = PeopleSample(people, survey, config, "personas", 1, whole=groups)
     humans, rows, fitted = _humans(survey, config, respondents, respondent_indices, sample)
     constants = _constants(survey, respondents)
 
@@ -173,7 +178,6 @@ def compare(
             arms["humans"] = human
             fields = {name: arm.fields(config.interval) for name, arm in arms.items() if arm is not None}
             cell_results.append({"by": cell[0], "group": cell[1], "arms": fields})
-            # Score every arm against the humans of this cell, if there are enough of them.
             if (
                 human is not None
                 and (human.people is None or human.people >= SMALLEST_GROUP)
@@ -220,7 +224,7 @@ def _humans(
                 raise ConfigError(
                     f"--by {field}: the respondents of survey {survey.name} have no such field to compare by"
                 )
-        humans = PeopleSample(people, survey, config.by, "respondents").resample(config.draws, (config.seed, 2))
+        humans = PeopleSample(people, survey, config, "respondents", 2, whole=False)
     else:
         humans = sample
     train = [respondents.people[i] for i in respondents.train]
@@ -328,7 +332,6 @@ def figures(
 ) -> dict[str, np.ndarray | None]:
     """All scores for pairs of distributions (arm's, humans'), each [draws, options]: name -> [draws] or None."""
     weights = [question.weight for question in survey.questions]
-    # `p` and `q` may have one row or one for each draw; numpy broadcasts the single one.
     similarities = {place: similarity(p, q) for place, (p, q) in cells.items()}
     distances = {
         place: wasserstein(p, q, survey.questions[place[0]].scale)
@@ -344,7 +347,6 @@ def figures(
         stacked = np.ma.masked_invalid(np.stack([value for value, _ in chosen]))
         return np.ma.filled(np.ma.average(stacked, axis=0, weights=[weight for _, weight in chosen]), np.nan)
 
-    # The gap of a field is the difference between its best and its worst group.
     groups = list(dict.fromkeys(cell for _, cell in cells if cell != EVERYBODY))
     gaps = []
     for field in dict.fromkeys(by for by, _ in groups):

@@ -38,7 +38,6 @@ def option_orders(options: int, limit: int, seed: int, name: str) -> list[tuple[
     The rotations of a permutation put each option into each position once, so that a position bias cancels out; with a
     `limit` below `options` only in part. `name`: of the question, a part of the seed.
     """
-    # The number of permutations, as far as needed.
     count = 1
     for factor in range(2, options + 1):
         count *= factor
@@ -155,7 +154,6 @@ class OpinionScorer:
         prompts = self._prompts
         groups: list[Group] = []
         fits: list[bool] = []
-        # All questions in all orders of a persona that fits; its opinions are None otherwise.
         for person in people:
             persona = prompts.persona(person)
             fits.append(len(prompts.beginning) + len(persona) + prompts.longest <= self._model.context)
@@ -183,7 +181,6 @@ def position_bias(by_order_NOK: np.ndarray, orders: Sequence[Sequence[int]]) -> 
     """
     orders_OK = np.array(orders)
     options = orders_OK.shape[1]
-    # From the survey's order of the options to that of the prompt: entry k is what the option in place k got.
     placed_NOK = np.take_along_axis(by_order_NOK, np.broadcast_to(orders_OK, by_order_NOK.shape), axis=2)
     by_place = placed_NOK.mean(axis=(0, 1))
     spread = 0.5 * np.abs(by_order_NOK - by_order_NOK.mean(axis=1, keepdims=True)).sum(axis=2).mean()

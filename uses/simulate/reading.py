@@ -304,7 +304,6 @@ def opinion_qa(folder: Path) -> SurveyConfig:
             continue
         options = [str(o) for o in _literal(row["references"], where) if str(o) != REFUSED]
         scale = _numbers(_literal(row["option_ordinal"], where), where)
-        # field -> group -> count of each option
         numbers = {
             f: {g: _numbers([c.get(o, 0) for o in options], f"{where}, {f}") for g, c in by.items()}
             for f, by in by_field.items()

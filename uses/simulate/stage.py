@@ -39,11 +39,9 @@ def simulate(job: Job) -> None:
     scorer = OpinionScorer(job.inputs["checkpoint"], survey, config)
     out = job.output("opinions")
     chunks = ask_in_chunks(scorer, survey, config, people, job.scratch / "chunks", job.emit)
-    # One file of all rows, from the files of the chunks.
     with atomic_path(out / ROWS) as temporary, pq.ParquetWriter(temporary, schema(config)) as writer:
         for chunk in chunks:
             writer.write_table(pq.read_table(chunk, schema=schema(config)))
-    # Compare with humans and baselines, by probabilities averaged over the orders of the options.
     by_order = read_probabilities(out / ROWS, survey, len(people))
     means = [orders_NOK.mean(axis=1) for orders_NOK in by_order]
     summary = compare(survey, config, people, means, respondents, respondent_indices)
@@ -149,10 +147,12 @@ def _rows(
             for field in config.by
         }
         for question, opinion in zip(survey.questions, opinions, strict=True):
-            asked = opinion is not None
             row: dict[str, Any] = {"persona": person.id, "question": question.name, **groups}
-            row |= {"left_out": None if asked else "too_long", "probabilities": opinion.mean(axis=0) if asked else None}
-            rows.append(row | {"by_order": opinion.tolist() if asked else None})
+            if opinion is None:
+                row |= {"left_out": "too_long", "probabilities": None, "by_order": None}
+            else:
+                row |= {"left_out": None, "probabilities": opinion.mean(axis=0), "by_order": opinion.tolist()}
+            rows.append(row)
     return rows
 
 

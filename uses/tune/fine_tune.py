@@ -244,7 +244,6 @@ def searched_config(
         for rate in config.learning_rates
     }
     for rate, candidate in by_rate.items():
-        # JSON has only texts as keys.
         name = f"{rate:g}"
         if name not in losses:
             losses[name] = loss_at(candidate, name)

@@ -81,7 +81,6 @@ def split_rows(
             split = "test" if position < shares[0] else "validation" if position < sum(shares) else "train"
             parts[split].append(row)
         train = parts["train"]
-    # Drop training rows whose text or source is in a held-out split, and validation rows that are in the test.
     held_out_keys: dict[str, set[int]] = {}
     for name, held_rows in (("test", held_test), ("validation", held_validation)):
         held_out_keys[name] = {text_hash(row.text) for row in held_rows}

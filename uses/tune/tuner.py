@@ -251,7 +251,6 @@ class LabelTuner:
             with atomic_path(self.run.work / f"bias-{shots}-{seed}.npy") as temporary, temporary.open("wb") as file:
                 np.save(file, bias_C)
             return validation_VC - bias_C, test_TC - bias_C
-        # Full fine-tuning or LoRA. The weights of the best seed with the most shots become the checkpoint.
         search = partial(self._loss_at, shots)
         settings = searched_config(self.run.config, self.run.work, shots, search)
         params = self._fine_tune(rows, shots, seed, settings, f"states-{shots}-{seed}")
@@ -354,7 +353,6 @@ def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
     """
     config, tokenizer = run.config, tokenizer_for(run.tokenizer)
     loss = config.loss
-    # The kinds of entities in the training rows; other forms have none.
     kinds = (
         sorted({entity["label"] for row in run.splits.train for entity in json.loads(row.target)})
         if (config.form == "entities")
@@ -417,7 +415,6 @@ def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
             write_json(arms_path, results)
             shutil.rmtree(run.work / f"states-{name}")
         run.emit("progress", done=number, total=len(arms), unit="arms")
-    # The report: each number of shots over its seeds, the baselines, and the arm that became the checkpoint.
     write_label_set(checkpoint, labels)
     result: dict[str, Any] = {"unit": "nats per question (KL)" if loss == "options" else "nats per token"}
     result["before"] = results.pop("before")
@@ -536,7 +533,6 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
         "notes": [PRETRAINED_ON] if config.data.reader == "wikipedia_topics" else [],
     }
     if config.form == "label":
-        # Fit all arms, write the checkpoint, and score on the test rows.
         tuner = LabelTuner(run, checkpoint)
         runs = tuner.arms()
         labels, chosen = tuner.finish(runs)
@@ -558,7 +554,6 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
         if config.accuracy is not None and chosen.threshold == ABSTAINS:
             cause = f"No threshold reaches the accuracy {config.accuracy} on the validation rows"
             report["notes"].append(f"{cause}: the model always abstains.")
-        # Predictions of the chosen run on the test rows: confusion matrix, reliability diagram, a row for each text.
         probabilities_TC = probabilities(chosen.test_TC, chosen.temperature)
         predicted_T = probabilities_TC.argmax(axis=1)
         report["confusion"] = confusion(predicted_T, tuner.targets_T, len(splits.labels)).tolist()
@@ -575,7 +570,6 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
             pyarrow.parquet.write_table(pyarrow.table(rows), temporary)
     else:
         report |= tune_replies(run, checkpoint)
-    # A note for each search over learning rates.
     for shots, losses in report["learning_rates"].items():
         by_rate = ", ".join(f"{rate}: {loss:.3f}" for rate, loss in losses.items())
         best = min(losses, key=losses.__getitem__)
@@ -623,7 +617,6 @@ def tuning_card(report: Mapping[str, Any], config: TuneConfig) -> str:
             for arm in report.get("leads", [])
         ],
     }
-    # For labels also the most frequent confusions, and how the checkpoint turns logits into labels.
     if report["form"] == "label":
         names, counts = report["labels"], report["confusion"]
         pairs = [
