@@ -44,10 +44,10 @@ PARTS: dict[str, Any] = {
 PARTS_OF_USES = {  # by reference, imported when a section has such a part
     "classify": "nautile.uses.labelled.config:ClassifyConfig",
     "extract": "nautile.uses.labelled.config:ExtractConfig",
-    "label": "nautile.uses.label.config:LabelConfig",
+    "label": "nautile.uses.labelled.config:LabelConfig",
     "simulate": "nautile.uses.simulate.config:SimulateConfig",
     "survey": "nautile.uses.simulate.config:SurveyConfig",
-    "tune": "nautile.uses.tune.config:TuneConfig",
+    "tune": "nautile.uses.labelled.config:TuneConfig",
 }
 
 

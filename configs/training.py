@@ -92,7 +92,7 @@ class PretrainConfig(StartSection):
 
 
 class ProblemSource(Section):
-    """A source of problems: generators, a training set of the Hub (`rl.problems.sets`), a file of your own, or prompts.
+    """A source of problems: generators, a training set of the Hub (`rl.problems`), a file of your own, or prompts.
 
     The source "prompts" has no answers, and is for [align] alone, whose judge needs none.
     """

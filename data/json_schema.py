@@ -101,7 +101,7 @@ def shortest_document(schema: Any, name: str, count: Callable[[str], int] = len)
 
 
 def entity_schema(labels: Sequence[str]) -> Schema:
-    """The schema of the reply of a checkpoint tuned on entities (see `uses.labelled.spans.entity_json`)."""
+    """The schema of the reply of a checkpoint tuned on entities (see `uses.labelled.rows.entity_json`)."""
     label: Schema = {"enum": list(labels)} if labels else {"type": "string", "maxLength": 60}
     entity = {
         "type": "object",

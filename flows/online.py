@@ -19,7 +19,7 @@ from nautile.data.sources.hub import check_hub_split
 from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
 from nautile.flows.dag import Step
 from nautile.flows.readiness import endpoints_of, hub_fault
-from nautile.rl.problems.sets import TRAINING_SETS
+from nautile.rl.problems import TRAINING_SETS
 
 
 @dataclass

@@ -4,16 +4,12 @@ For gradient-balanced GRPO (paper §4.3) the completions are split by the sign o
 and backward pass over each yields g+ and g- separately, summed over the step or over each group. A KL term is not
 balanced and then gets a backward pass of its own. Without a KL term, or without balance, one backward pass is enough.
 
-The log-probabilities of the policy and of its reference are computed at the sampling temperature, or at
-`policy.temperature`. `rl.policy_gradient`
-computes each prompt once for all its completions.
-
-Everything runs on a mesh of one or more devices: the rows of a micro-batch are split over all devices, parameters and
-optimizer moments over `fsdp` of them, as in pretraining.
+The rows of a micro-batch are split over all devices of a mesh, parameters and optimizer moments over `fsdp` of them.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,13 +20,13 @@ import optax
 from jax import Array
 from jax.sharding import Mesh
 
+from nautile.common.errors import ConfigError
 from nautile.configs.model import ModelConfig
 from nautile.configs.training import PolicyConfig, RolloutConfig
 from nautile.model.layers.common import Params
 from nautile.model.program_thread import working_seconds
 from nautile.model.sharding import put_shared_rows, replicated
 from nautile.model.training import optimizer
-from nautile.rl.finite_updates import SkippedUpdates
 from nautile.rl.objective_registry import Balance
 from nautile.rl.objectives import Aggregate, balance, token_weights
 from nautile.rl.policy_gradient import LearnerProgram
@@ -40,12 +36,56 @@ from nautile.rl.training_rows import TrainingRow, completion_batches, prompts_of
 
 logger = logging.getLogger(__name__)
 
+NAMES_SHOWN = 3  # names of parameters in a message
+
+
+@dataclass
+class SkippedUpdates:
+    """Counts the skipped updates: `total`, and the steps of the current run of consecutive ones, `in_row`.
+
+    `limit`: how many may follow each other. `section`: the section of the configuration that messages name.
+    """
+
+    limit: int
+    section: str
+    total: int = 0
+    in_row: list[int] = field(default_factory=list)
+
+    def record(self, step: int, measured: Mapping[str, Any], params: Params) -> bool:
+        """Record the update of `step`, with what `finite_update` measured; returns whether it was applied.
+
+        `params`: the tree of the gradient, for names. Raises `ConfigError` if more than `limit` updates in a row were
+        skipped.
+        """
+        if measured["applied"]:
+            self.in_row = []
+            return True
+        # The parameters and moments are as before. Name what went wrong while the evidence is at hand.
+        self.total += 1
+        self.in_row.append(step)
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+        names = [path for path, flag in zip(paths, np.asarray(measured["not_finite"]), strict=True) if flag]
+        others = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+        evidence = (
+            f"the gradients of {', '.join(names[:NAMES_SHOWN])}{others}, of {len(paths)} parameters, are not finite"
+            if names
+            else f"the norms are {measured['grad_norm']} of the gradient and {measured['update_norm']} of the update"
+        )
+        logger.warning("step %d: the update is not finite and was not applied: %s", step, evidence)
+        if len(self.in_row) > self.limit:
+            raise ConfigError(
+                f"{self.section}: {len(self.in_row)} updates in a row were not finite (steps {self.in_row[0]} to "
+                f"{step}), more than {self.section}.skip_limit {self.limit} allows; none was applied. In the last "
+                f"{evidence}. Lower {self.section}.optimizer.learning_rate or .clip, or raise .warmup_steps"
+            )
+        return False
+
 
 class Learner:
     """The policy, its optimizer state, and the copy of the policy that completions are sampled from.
 
-    `balance` None: the plain sum of all gradients; else the balanced sum of paper §4.3. `tokens` and `seconds` are
-    totals over all updates, without compilation, for the speed metric.
+    `balance` None: the plain sum of all gradients. `tokens` and `seconds`: of all updates, without compilation.
     """
 
     def __init__(
@@ -103,7 +143,6 @@ class Learner:
     def state_to_save(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The state for a checkpoint, as `restore` takes it: (arrays, JSON data)."""
         arrays = {"params": self.trained, "state": self.state}
-        # Otherwise the sampler has the parameters themselves, and there is nothing more to save.
         if self.config.sync_every > 1:
             arrays["sampling"] = self._sampling
         skipped = {"total": self.skipped.total, "in_row": self.skipped.in_row}
@@ -119,9 +158,9 @@ class Learner:
     def update(self, groups: Sequence[Group], drawn: int | None = None) -> dict[str, float]:
         """Update the policy on the groups that carry a signal (`inner_epochs` passes); returns the last pass's metrics.
 
-        `drawn`: groups that the step drew, by which `policy.group_weights` "drawn" divides (None: those in `groups`).
-        A metric without a finite value (a mean over nothing, the norm of a gradient that is not finite) is left out.
-        Raises `ConfigError` after more than `skip_limit` updates in a row that were not finite.
+        `drawn`: groups that the step drew, by which `policy.group_weights` "drawn" divides (None: those in `groups`). A
+        metric that is not finite is left out. Raises `ConfigError` after more than `skip_limit` updates in a row that
+        were not finite.
         """
         start_time = working_seconds()
         metrics: dict[str, float] = {}
@@ -158,7 +197,6 @@ class Learner:
         self.updates += self.skipped.record(self.steps + 1, measured, self.trained)
         values = means_of(counts)
         values |= {name: value for name, value in measured.items() if name not in ("applied", "not_finite")}
-        # Norms of balanced groups: the mean over the groups in which they are finite.
         for name in host_norms[0] if host_norms else ():
             finite_norms = [norms[name] for norms in host_norms if np.isfinite(norms[name])]
             values[name] = float(np.mean(finite_norms or [np.nan]))
@@ -189,7 +227,6 @@ class Learner:
             rows_by_sign = {"plus": positive + negative + neutral}
         else:
             rows_by_sign = {"plus": positive, "minus": negative + neutral}
-        # Micro-batch gradients are summed on the device, separately for g+, g- and the KL term.
         pairs: dict[str, Any] = {}
         for sign, signed_rows in rows_by_sign.items():
             for batch in completion_batches(signed_rows, rollout.max_tokens, partial(program.rows_at, limit=row_limit)):
@@ -250,9 +287,8 @@ def rows_of(
 ) -> list[list[TrainingRow]]:
     """Training rows of the scored completions of all groups with a signal, group by group, with their token weights.
 
-    `group_count`: see `token_weights`. `mask_truncated`: without the completions that were cut off, so that the tokens
-    of a group are those of the others.
-    A token that the sampler inserted (the end of a thinking budget) was not chosen by the policy: its weight is zero.
+    `group_count`: see `token_weights`. `mask_truncated`: without the completions that were cut off. A token that the
+    sampler inserted (the end of a thinking budget) was not chosen by the policy: its weight is zero.
     """
     trained = [group.trained(mask_truncated) for group in groups]
     live = [rollouts for rollouts in trained if carries_signal([r.advantage for r in rollouts])]
@@ -268,10 +304,7 @@ def rows_of(
 
 
 def means_of(counts: Mapping[str, float]) -> dict[str, float]:
-    """Divide each sum in `counts` by its number of tokens; a mean over no tokens is left out.
-
-    `logprob_positive` and `logprob_negative` have token counts of their own, all others share `tokens`.
-    """
+    """Divide each sum in `counts` by its number of tokens (each sign has its own); without tokens it is left out."""
     means = {}
     for name, total in counts.items():
         tokens = counts[name.replace("logprob", "tokens") if name.startswith("logprob") else "tokens"]

@@ -1,9 +1,8 @@
 """The registry of objectives: how g+ and g-, the gradients of the completions above and below the mean of their group,
 become the gradient of an update (paper §4.3).
 
-An entry is a function decorated with `objective`: it computes the factor on g-, and carries as data what other places
-show of it. `rl.objectives.balance` applies it. Nothing here imports JAX, so that a command can refuse an unknown name
-at once.
+Each is a function decorated with `objective` that computes the factor on g-, with what other places show of it as data.
+Nothing here imports JAX, so that a command can refuse an unknown name at once.
 """
 
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from nautile.common.errors import ConfigError
-from nautile.common.text import markdown_table
 from nautile.configs.training import ReasonConfig
 
 EPSILON = 1e-8  # added to ||g-||, which is zero where no completion is below its group's mean
@@ -24,9 +22,8 @@ Factor = Callable[[Any, Any, "Balance"], Any]
 class Objective:
     """How g+ and g- become the gradient of an update: g+ + f * g-. An entry of `OBJECTIVES`.
 
-    `title`: its name in tables; `formula`: the gradient as a text; `source`: where it comes from; `meaning`: what the
-    factor f does. `factor` computes f. `by_norms`: f depends on the norms, so that it makes a difference whether they
-    are those of a group or of the whole step. `drops_negative`: g- is left out rather than multiplied by zero.
+    `meaning`: what the factor f does, in words. `by_norms`: f depends on the norms, so that it matters whether they are
+    those of a group or of the whole step. `drops_negative`: g- is left out rather than multiplied by zero.
     """
 
     name: str
@@ -54,17 +51,11 @@ def objective(
     return enter
 
 
-def objective_named(name: str, field: str = "reason.objective") -> Objective:
+def objective_named(name: str) -> Objective:
     """The entry of that name. Raises `ConfigError`, which lists the known ones, for another name."""
     if name not in OBJECTIVES:
-        raise ConfigError(f"{field}: unknown objective {name!r}; the known ones are {', '.join(OBJECTIVES)}")
+        raise ConfigError(f"reason.objective: unknown objective {name!r}; the known ones are {', '.join(OBJECTIVES)}")
     return OBJECTIVES[name]
-
-
-def objective_table() -> str:
-    """The registry as a Markdown table, for the documentation."""
-    rows = [[f"`{o.name}`", o.title, f"`{o.formula}`", o.meaning, o.source] for o in OBJECTIVES.values()]
-    return markdown_table(["objective", "", "gradient", "factor on g-", "source"], rows)
 
 
 @dataclass(frozen=True)

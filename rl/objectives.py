@@ -1,9 +1,7 @@
 """The formulas of an update (paper §4.2 and §4.3): policy loss, KL term, token weights, and the sum of g+ and g-.
 
 The loss is a weighted sum over tokens, with weights that are computed for the whole batch. So the gradients of
-micro-batches add up to the gradient of the batch, however it is split.
-
-Letters of array names: B completions, L tokens of the longest.
+micro-batches add up to the gradient of the batch. Array names: B completions, L tokens of the longest.
 """
 
 from typing import Any, Literal
@@ -36,10 +34,9 @@ def surrogate(logprobs_BL: Array, sampled_BL: Array, advantage_B: Array, clip: f
 def importance_weights(logprobs_BL: Array, sampled_BL: Array, cap: float | None) -> Array:
     """Importance weight of each token, min(pi / pi_sampled, cap), without a gradient; `cap` None: not truncated.
 
-    Also on-policy sampler and learner are two programs, whose roundings differ: in bfloat16 the tokens come from a
-    distribution that is not quite the learner's. Times the policy loss this corrects the expectation, and the cap
-    bounds the variance (truncated importance sampling, Ionides 2008; between two programs of one policy, Yao et al.
-    2025, who use a cap of 2).
+    Also on-policy sampler and learner are two programs, whose roundings differ (bfloat16). Times the policy loss this
+    corrects the expectation, and the cap bounds the variance (truncated importance sampling, Ionides 2008; between two
+    programs of one policy, Yao et al. 2025, who use a cap of 2).
     """
     ratio_BL = lax.stop_gradient(jnp.exp(logprobs_BL - sampled_BL))
     return ratio_BL if cap is None else jnp.minimum(ratio_BL, cap)
@@ -78,9 +75,6 @@ def token_weights(
 
 def balance(g_plus: Any, g_minus: Any, settings: Balance) -> tuple[Any, dict[str, Array]]:
     """Combine the gradients as g+ + f * g- (paper §4.3), f by the objective; also returns the metrics.
-
-    A step without positive completions has ||g+|| = 0, so that an objective whose factor is a ratio of the norms
-    changes nothing there.
 
     Metrics: the norms of g+ and g-, f, and the cosine between g+ and g- (NaN where one of them is zero).
     """

@@ -8,17 +8,25 @@ Three programs, which the learner calls in this order:
 3. `backward_through_prompts`: the vector-Jacobian product of 1. with the summed gradients of the prompt states.
 
 By the chain rule the sum is the gradient of whole rows, prompt and completion together.
+
+`policy.train` names the parameters that train, by a path in the parameter tree or a prefix of one: `embedding`,
+`blocks.attention` (that layer of every block), `blocks.7` (the whole last block of eight), `blocks.7.attention.q_proj`.
+Parameters of blocks are stacked along the first axis, so a leaf that trains in some blocks only becomes two arrays, one
+in each tree. The policy and its reference share the frozen arrays.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from nautile.common.errors import ConfigError
 from nautile.configs.model import ModelConfig
 from nautile.configs.training import PolicyConfig, RolloutConfig
 from nautile.model.layers.common import Params
@@ -28,8 +36,8 @@ from nautile.model.program_thread import program_threads
 from nautile.model.sharding import ROWS, OnMesh, optimizer_shardings, parameter_shardings, replicated, row_sharding
 from nautile.model.training import optimizer
 from nautile.rl.objectives import importance_weights, kl_to_reference, surrogate
-from nautile.rl.parameter_subset import ParameterSubset
 
+BLOCKS = "blocks"
 BATCH_ARRAYS = ("tokens", "targets", "segments", "weights", "sampled", "advantage", "source")
 PROMPTS_AT_ONCE = 16  # upper limit: the number of prompts of a step is rarely a multiple of more
 CLIP_RATIO = 0.2  # of the probability ratio, as in PPO
@@ -40,10 +48,78 @@ CPU_TOKENS = 768  # tokens of a micro-batch on CPU, where larger ones are no fas
 Pair = tuple[Params, PrefixStates]
 
 
+class ParameterSubset:
+    """Splits parameters into (trained, frozen) trees and joins them. Raises `ConfigError` for an unknown name."""
+
+    def __init__(self, model: ModelConfig, names: Sequence[str]) -> None:
+        self._model = model
+        leaves = flatten_dict(shapes(model), sep=".")
+        # Path of a trained leaf -> the blocks of it that train; None: the whole leaf.
+        self._trained_blocks: dict[str, tuple[int, ...] | None] = {}
+        for name in names or sorted({path.partition(".")[0] for path in leaves}):
+            matches = _matches(name, leaves, model.blocks)
+            if not matches:
+                parts = sorted({path.rpartition(".")[0] or path for path in leaves})
+                raise ConfigError(
+                    f"policy.train: no parameter {name!r}; there are {', '.join(parts)}, the parameters in them, and "
+                    f"{BLOCKS}.0 to {BLOCKS}.{model.blocks - 1} with the same names inside"
+                )
+            for path, blocks in matches.items():
+                # Two names may select blocks of one leaf: it trains in all of them.
+                earlier_blocks = self._trained_blocks.get(path, ())
+                merged = None if blocks is None or earlier_blocks is None else tuple(sorted({*earlier_blocks, *blocks}))
+                self._trained_blocks[path] = merged
+        for path, blocks in self._trained_blocks.items():
+            # All blocks by number are the whole leaf, which is then passed on without a copy.
+            if blocks == tuple(range(model.blocks)):
+                self._trained_blocks[path] = None
+
+    def split(self, params: Params) -> tuple[Params, Params]:
+        """Split a parameter tree into (trained, frozen); arrays are copied only where some blocks of a leaf train."""
+        trained, frozen = {}, {}
+        for path, leaf in flatten_dict(params, sep=".").items():
+            blocks = self._trained_blocks.get(path, ())
+            if blocks is None:
+                trained[path] = leaf
+            elif not blocks:
+                frozen[path] = leaf
+            else:
+                trained[path], frozen[path] = leaf[np.array(blocks)], leaf[self._frozen_blocks(blocks)]
+        return unflatten_dict(trained, sep="."), unflatten_dict(frozen, sep=".")
+
+    def join(self, trained: Params, frozen: Params) -> Params:
+        """Join the two trees of `split` into the whole parameter tree."""
+        trained_leaves, frozen_leaves = (flatten_dict(tree, sep=".") for tree in (trained, frozen))
+        whole = {}
+        for path in sorted({*trained_leaves, *frozen_leaves}):
+            blocks = self._trained_blocks.get(path, ())
+            if blocks and path in frozen_leaves:
+                order = np.argsort(np.concatenate([np.array(blocks), self._frozen_blocks(blocks)]))
+                whole[path] = jnp.concatenate([trained_leaves[path], frozen_leaves[path]])[order]
+            else:
+                whole[path] = trained_leaves.get(path, frozen_leaves.get(path))
+        return unflatten_dict(whole, sep=".")
+
+    def _frozen_blocks(self, trained: tuple[int, ...]) -> np.ndarray:
+        return np.array([block for block in range(self._model.blocks) if block not in trained])
+
+
+def _matches(name: str, leaves: Mapping[str, Any], block_count: int) -> dict[str, tuple[int, ...] | None]:
+    """The leaves that `name` selects, with the blocks of each (None: all of them); {} for an unknown name."""
+    first, _, remainder = name.partition(".")
+    index, _, inner_path = remainder.partition(".")
+    blocks: tuple[int, ...] | None = None
+    if first == BLOCKS and index.isdigit():
+        if int(index) >= block_count:
+            return {}
+        blocks, name = (int(index),), ".".join(filter(None, (BLOCKS, inner_path)))
+    return {path: blocks for path in leaves if path == name or path.startswith(f"{name}.")}
+
+
 class LearnerProgram:
     """The compiled programs of a run's updates and the shardings of their arrays.
 
-    `separate_kl`: return the KL term's gradient separately, not as part of the policy's. `rl.capacity` compiles the
+    `separate_kl`: return the KL term's gradient separately, not as part of the policy's. `rl.rehearsal` compiles the
     programs from shapes alone, to estimate their memory.
     """
 
@@ -89,7 +165,6 @@ class LearnerProgram:
         )
         self._threads = program_threads(mesh, mesh.devices.flat[0].platform)
         self._batches_started = 0
-        # Sums of micro-batches; the first argument's memory is reused.
         self.add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0, out_shardings=self.shardings)
         self.add_pairs = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0, out_shardings=pair)
         self.add_counts = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0, out_shardings=whole)
@@ -108,10 +183,7 @@ class LearnerProgram:
         return self._threads[self._batches_started % len(self._threads)](program, *arguments)
 
     def rows_at(self, width: int, limit: int | None = None) -> int:
-        """Rows of a micro-batch of `width` columns: at most `policy.micro_rows` and `limit`, on CPU fewer if wide.
-
-        Always a multiple of the number of devices.
-        """
+        """Rows of a micro-batch of `width` columns, a multiple of the number of devices; on CPU fewer if it is wide."""
         rows, devices = min(self.config.micro_rows, limit or self.config.micro_rows), self.mesh.size
         if self.mesh.devices.flat[0].platform == "cpu":
             rows = min(rows, CPU_TOKENS // width)
@@ -194,8 +266,7 @@ def completion_gradients(
     the `frozen` parameters. `lengths_U`: tokens of each prompt. `batch`: see `rl.training_rows.completion_batches`.
 
     `ratio` false: the update is taken to be on-policy, and weighed by `policy.importance_cap` if that is set; true: it
-    is weighed by the clipped ratio to the log-probabilities recorded at sampling. The counts are sums over tokens;
-    `*_positive` and `*_negative` are those of the tokens of completions with positive and negative advantage.
+    is weighed by the clipped ratio to the log-probabilities recorded at sampling. The counts are sums over tokens.
     """
     weights_BL = batch["weights"]
 
@@ -225,7 +296,6 @@ def completion_gradients(
         kl_BL = jnp.zeros_like(policy_BL)
         if reference_BL is not None:
             kl_BL = kl_to_reference(logprobs_BL, reference_BL)
-        # Counts for the metrics, over tokens with weight: no padding and no inserted tokens.
         mask_BL = (weights_BL > 0).astype(jnp.float32)
         counts = {
             "tokens": jnp.sum(mask_BL),

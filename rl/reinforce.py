@@ -2,35 +2,327 @@
 
 The state is (parameters, optimizer, cursor). The cursor determines the next problems, samples are seeded by draw and
 prompt, and paid scores are cached. So a run that was killed at any point resumes and ends with the same bytes.
+
+Groups that carry no signal are replaced by refills of only as many groups as are missing. So every group with a signal,
+whose judge may have been paid, is trained on in the step that sampled it, by the policy that sampled it.
+
+The guard measures accuracy on problems of its own, to save the best policy and to stop or roll back when it drops.
+Every reading uses the same problems, so policies are compared by McNemar's exact test on those whose outcome differs,
+which needs far fewer than separate intervals. A policy "has fallen" when two readings in a row are significantly worse
+than the best one: the maximum of many readings is biased upwards (tests/rl/test_guard.py measures the error rates).
 """
 
 import logging
+import shutil
 import statistics
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.events import Emit, flush, silent
 from nautile.configs.training import SMALLEST_GUARD, PolicyConfig, RolloutConfig
+from nautile.data.chat_template import encode_prompt, parse_completion
+from nautile.data.sources.reasoning_gym import Problem
 from nautile.data.tokenizer import tokenizer_for
+from nautile.evals.scoring.intervals import paired
 from nautile.model.layers.common import Params
-from nautile.model.processes import StopRequested, joint_termination
+from nautile.model.nautile import shapes
+from nautile.model.processes import arrays_of_first, on_first
 from nautile.model.sharding import make_mesh, whole_on_hosts
-from nautile.model.training.checkpoint import open_checkpoints
-from nautile.rl.group_draw import GroupDraw, Scorer, without_update
-from nautile.rl.guard import IN_A_ROW, LEVEL, Guard, GuardReading
+from nautile.model.training.gathered_checkpoint import open_checkpoints
+from nautile.model.training.preemption import StopRequested, joint_termination
+from nautile.model.weights.files import load_weights, save_weights
 from nautile.rl.learner import Learner
 from nautile.rl.objective_registry import Balance
-from nautile.rl.parameter_subset import ParameterSubset
-from nautile.rl.problems.load import ProblemOrder
-from nautile.rl.rollouts import Group, RolloutEngine, append_rows, truncate_log
-from nautile.rl.stage_inputs import StageInputs, on_device
+from nautile.rl.policy_gradient import ParameterSubset
+from nautile.rl.problems import ProblemOrder
+from nautile.rl.rewards import AdvantageForm, advantages, carries_signal, known, verifiable
+from nautile.rl.rollouts import Group, RolloutEngine, StageInputs, append_rows, generator, on_device, truncate_log
 
+CORRECT = "correct"  # the entry of `Rollout.parts` that says whether the strict grader accepts the answer
+# What becomes of a group: trained on; skipped as mastered; all rewards equal (with `mask_truncated`, or no advantage
+# but those of completions that were cut); fewer than two completions scored.
+Use = Literal["live", "mastered", "no_signal", "dropped"]
+TOTALS = ("groups", "mastered", "no_signal", "dropped", "unscored", "rollouts", "refilled", "missing")
+NOT_GRADED = "-"  # the outcome of a problem whose reply could not be graded
+LEVEL = 0.01  # significance level of the two-sided test against the best reading
+IN_A_ROW = 2  # consecutive worse readings that stop a run or roll it back
+CHECKPOINTS = 3  # from which a run may resume: two are kept, and a third is being written
 logger = logging.getLogger(__name__)
+
+
+class Scorer(Protocol):
+    """Sets `reward` and `parts` of every rollout of the groups; `mastered` says which groups to skip."""
+
+    def score(self, groups: Sequence[Group]) -> None: ...
+
+    def mastered(self, group: Group) -> bool: ...
+
+
+class GroupDraw:
+    """Samples groups for the next problems, scores them, and counts them by their use.
+
+    State: `cursor`, the position of the next problem; `draw`, the number of draws so far, which seeds the samples; and
+    `totals`, in which `refilled` counts the groups of all refills and `missing` those that steps lacked after the last.
+    Only the first process scores, so that a judge is paid once; the others need no `scorer`.
+    """
+
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        order: ProblemOrder,
+        sampler: RolloutEngine,
+        scorer: Scorer | None,
+        refill: int,
+        advantage: AdvantageForm = "dr",
+        mask_truncated: bool = False,
+    ) -> None:
+        self.problems, self.order, self.sampler, self.scorer, self.refill = problems, order, sampler, scorer, refill
+        self.advantage, self.mask_truncated = advantage, mask_truncated
+        self.cursor, self.draw = 0, 0
+        self.totals = dict.fromkeys(TOTALS, 0)
+
+    def step(self, params: Params, target: int) -> tuple[list[Group], list[Group], dict[str, float]]:
+        """Sample until `target` groups carry a signal, in at most 1 + `refill` draws.
+
+        Returns the groups with a signal, all groups that were sampled, and the metrics over all of them.
+        """
+        live_groups: list[Group] = []
+        all_groups: list[Group] = []
+        uses: list[Use] = []
+        for attempt in range(1 + self.refill):
+            missing = target - len(live_groups)
+            if not missing:
+                break
+            # As many new problems as are missing: each problem is drawn once in an epoch, refill or not.
+            positions = range(self.cursor, self.cursor + missing)
+            problems = [(position, self.problems[self.order[position]]) for position in positions]
+            groups = self.sampler.sample(params, problems, self.draw)
+            self.cursor, self.draw = self.cursor + missing, self.draw + 1
+            mastered = self._score(groups)
+            all_groups += groups
+            uses += [self._classify(group, is_mastered) for group, is_mastered in zip(groups, mastered, strict=True)]
+            live_groups = [group for group, use in zip(all_groups, uses, strict=True) if use == "live"]
+            self.totals["refilled"] += missing if attempt else 0
+        self.totals["missing"] += target - len(live_groups)
+        return live_groups, all_groups, group_metrics(all_groups, uses)
+
+    def _score(self, groups: Sequence[Group]) -> list[bool]:
+        """Score the groups on the first process and share the rewards with all; returns which groups are mastered."""
+
+        def score() -> list[dict[str, Any]]:
+            assert self.scorer
+            self.scorer.score(groups)
+            return [
+                {
+                    "scores": [(known(r.reward), r.parts) for r in group.rollouts],
+                    "mastered": self.scorer.mastered(group),
+                }
+                for group in groups
+            ]
+
+        rows = on_first(score)
+        for group, row in zip(groups, rows, strict=True):
+            for rollout, (reward, parts) in zip(group.rollouts, row["scores"], strict=True):
+                rollout.reward, rollout.parts = reward, parts
+        return [row["mastered"] for row in rows]
+
+    def _classify(self, group: Group, mastered: bool) -> Use:
+        """Set the advantages of a group's rollouts, and count the group by its use for the update."""
+        values = advantages([rollout.reward for rollout in group.rollouts], self.advantage)
+        for rollout, advantage in zip(group.rollouts, values, strict=True):
+            rollout.advantage = advantage
+        use: Use = "live"
+        # The order decides: a group without scores cannot be judged mastered, and a mastered one may still have a
+        # signal.
+        if all(advantage is None for advantage in values):
+            use = "dropped"
+        elif mastered:
+            use = "mastered"
+        elif not carries_signal([rollout.advantage for rollout in group.trained(self.mask_truncated)]):
+            use = "no_signal"
+        self.totals["groups"] += 1
+        self.totals["rollouts"] += len(group.rollouts)
+        self.totals["unscored"] += sum(rollout.reward is None for rollout in group.rollouts)
+        if use != "live":
+            self.totals[use] += 1
+        return use
+
+
+def without_update(totals: Mapping[str, int]) -> str:
+    """Why groups counted as in `GroupDraw.totals` led to no update."""
+    groups = totals["groups"]
+    if totals["unscored"] == totals["rollouts"]:
+        return "no completion was scored"
+    reasons = {
+        "no_signal": "had equal rewards",
+        "mastered": "were mastered",
+        "dropped": "had fewer than two scored completions",
+    }
+    counts = {text: totals[use] for use, text in reasons.items() if totals[use]}
+    if sum(counts.values()) < groups:
+        return "no update was finite"
+    if len(counts) == 1:
+        return f"all {groups} groups {next(iter(counts))}"
+    return f"of {groups} groups {', '.join(f'{count} {text}' for text, count in counts.items())}"
+
+
+def group_metrics(groups: Sequence[Group], uses: Sequence[Use]) -> dict[str, float]:
+    """Metrics of a step's groups: shares by use, rewards, lengths in tokens, solve rate. A mean over nothing is left
+    out.
+    """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    metrics = {
+        "zero_signal_share": uses.count("no_signal") / len(groups),
+        "mastered_share": uses.count("mastered") / len(groups),
+        "dropped_share": uses.count("dropped") / len(groups),
+        "unscored": float(len(rollouts) - len(rewards)),
+        "truncated_share": sum(rollout.truncated for rollout in rollouts) / len(rollouts),
+        "length": float(np.mean([len(rollout.ids) for rollout in rollouts])),
+        "finished_thinking_share": sum(r.reply.finished_thinking for r in rollouts) / len(rollouts),
+    }
+    if rewards:
+        metrics |= {"reward": float(np.mean(rewards)), "reward_deviation": float(np.std(rewards))}
+    for name in sorted({name for rollout in rollouts for name in rollout.parts}):
+        values = [r.parts[name] for r in rollouts if isinstance(r.parts.get(name), int | float)]
+        if values:
+            metrics["solve_rate" if name == CORRECT else f"reward_{name}"] = float(np.mean(values))
+    return metrics
+
+
+@dataclass(frozen=True)
+class GuardReading:
+    """Outcomes of greedy decoding on the guard problems after `step` updates: "1" for solved, "0" for not solved.
+
+    `NOT_GRADED` counts neither way. `p`: p-value of McNemar's exact test against the best earlier reading on the
+    problems that both graded, if this one solves fewer of them; else None. `went_back`: the run then rolled back to its
+    best policy.
+    """
+
+    step: int
+    outcomes: str
+    p: float | None = None
+    went_back: bool = False
+
+    @property
+    def correct(self) -> int:
+        return self.outcomes.count("1")
+
+    @property
+    def graded(self) -> int:
+        return len(self.outcomes) - self.outcomes.count(NOT_GRADED)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share solved of the problems whose replies were graded; None if none was."""
+        return self.correct / self.graded if self.graded else None
+
+    def row(self) -> dict[str, Any]:
+        """The reading as a row of the checkpoint's manifest."""
+        fields = {"step": self.step, "correct": self.correct, "n": self.graded, "p": self.p}
+        return {**fields, "went_back": self.went_back, "outcomes": self.outcomes}
+
+
+def best_of(readings: Sequence[GuardReading]) -> GuardReading:
+    """The reading with the largest share of solved problems; of equal ones the latest, which is trained longer."""
+    return max(readings, key=lambda reading: (-1.0 if reading.accuracy is None else reading.accuracy, reading.step))
+
+
+def compare_reading(step: int, outcomes: str, earlier: Sequence[GuardReading]) -> GuardReading:
+    """Make the reading of these outcomes and test it against the best of the earlier ones."""
+    reading = GuardReading(step, outcomes)
+    if not earlier:
+        return reading
+    both = [
+        (int(a), int(b)) for a, b in zip(best_of(earlier).outcomes, outcomes, strict=True) if NOT_GRADED not in (a, b)
+    ]
+    best, own = [a for a, _ in both], [b for _, b in both]
+    # Only the problems with different outcomes count: many that both solve say nothing about the difference.
+    return replace(reading, p=paired(best, own).p) if sum(own) < sum(best) else reading
+
+
+def has_fallen(readings: Sequence[GuardReading]) -> bool:
+    """Whether the last `IN_A_ROW` readings were all worse than the best one, with no roll-back since."""
+    last = readings[-IN_A_ROW:]
+    return len(last) == IN_A_ROW and all(r.p is not None and r.p < LEVEL and not r.went_back for r in last)
+
+
+class Guard:
+    """Measures the policy on the guard problems, and saves the best one in `folder`, so that a resumed run has it.
+
+    A policy is saved under the number of its step, and kept while the readings or a checkpoint have it as the best: a
+    resumed run must find the best policy of its checkpoint. Each process samples its share; the first grades and
+    writes.
+    """
+
+    def __init__(self, inputs: StageInputs, rollout: RolloutConfig, folder: Path, mesh: Mesh) -> None:
+        self.inputs, self.folder, self.mesh = inputs, folder, mesh
+        self._tokenizer = tokenizer_for(inputs.tokenizer)
+        # Greedy decoding has no sampling noise, so a difference is one of the policies.
+        greedy = rollout.model_copy(update={"temperature": 0.0})
+        self._generate = generator(inputs.model, self._tokenizer, greedy, mesh)
+        self.readings: list[GuardReading] = []
+        # Steps of the policies that the checkpoints have as the best, and of those that an earlier attempt left here.
+        self._of_checkpoints: deque[int] = deque(maxlen=CHECKPOINTS)
+        self._left: set[int] = self._saved_steps()
+
+    def read(self, params: Params, step: int) -> GuardReading:
+        """Measure `params`, and save them if no earlier reading is better. A step can be read again."""
+        problems = self.inputs.guard_problems
+        prompts = [encode_prompt(self._tokenizer, problem.question) for problem in problems]
+        completions = self._generate(params, prompts, [(0, index) for index in range(len(prompts))])
+
+        def grade() -> str:
+            replies = [parse_completion(self._tokenizer, completion.ids) for completion in completions]
+            rewards = [verifiable(problem, reply) for problem, reply in zip(problems, replies, strict=True)]
+            return "".join(NOT_GRADED if reward is None else str(int(reward)) for reward in rewards)
+
+        # A resumed run may have readings of steps that it repeats: they are replaced.
+        earlier = [reading for reading in self.readings if reading.step < step]
+        reading = compare_reading(step, on_first(grade), earlier)
+        self.readings = [*earlier, reading]
+        # Saved before the checkpoint of the step. A run killed in between repeats the step, and with it this reading.
+        if self.best == reading:
+            whole = whole_on_hosts(params, self.mesh)
+            if jax.process_index() == 0:
+                save_weights(self.folder / str(step), whole, self.inputs.model, self.inputs.tokenizer)
+                # Only the policies that the readings or a checkpoint have as the best are kept.
+                for other in self._saved_steps() - {step, *self._of_checkpoints, *self._left}:
+                    shutil.rmtree(self.folder / str(other))
+        return reading
+
+    def checkpointed(self) -> None:
+        """Keep the best policy for as long as the run may resume from the checkpoint that is saved now."""
+        self._of_checkpoints.append(self.best.step)
+        if len(self._of_checkpoints) == CHECKPOINTS:  # the earlier attempt's checkpoints are gone by now
+            self._left = set()
+
+    @property
+    def best(self) -> GuardReading:
+        return best_of(self.readings)
+
+    def roll_back(self) -> Params:
+        """Record a roll-back in the last reading; returns the best policy."""
+        self.readings[-1] = replace(self.readings[-1], went_back=True)
+        return self.best_params()
+
+    def best_params(self) -> Params:
+        """The parameters of the best policy, in the host memory of every process."""
+        if jax.process_index() == 0:
+            return arrays_of_first(load_weights(self.folder / str(self.best.step))[0])
+        # The other processes pass arrays of the same shapes and receive the values of the first.
+        return arrays_of_first(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes(self.inputs.model)))
+
+    def _saved_steps(self) -> set[int]:
+        return {int(path.name) for path in self.folder.glob("*") if path.name.isdigit()}
 
 
 @dataclass(frozen=True)
@@ -38,9 +330,9 @@ class Reinforcement:
     """Inputs of one reinforcement run.
 
     `identity`: checkpoints with another identity are not resumed. `work`: folder of the checkpoints and the best
-    policy. `rollouts`: JSON-lines file that every rollout is appended to; each is also emitted as a `sample` event.
-    `scorer`: called by the first process only; the others may pass None. `shared_disk`: every process sees `work`.
-    `balance`: how the gradients of positive and negative advantages are added (paper §4.3); None: their plain sum.
+    policy. `rollouts`: JSON-lines file that every rollout is appended to. `scorer`: needed by the first process only.
+    `shared_disk`: every process sees `work`. `balance`: how the gradients of positive and negative advantages are added
+    (paper §4.3); None: their plain sum.
     """
 
     inputs: StageInputs
@@ -83,13 +375,12 @@ def check(config: Reinforcement) -> tuple[Mesh, RolloutEngine]:
 def reinforce(config: Reinforcement, params: Params) -> tuple[Params, dict[str, Any]]:
     """Run `policy.steps` updates from `params`; returns the parameters to publish and facts about the run.
 
-    With `policy.guard_every` the returned parameters are those of the best guard reading. Raises the `ConfigError` of
-    `check` before anything is compiled or sampled.
+    With `policy.guard_every` these are the parameters of the best guard reading. Raises the `ConfigError` of `check`.
 
-    All processes of a pod (`jax.distributed`) call this with the same arguments. Each process samples its share of the
-    completions and receives all of them; all update together; the first one scores, reports and writes. On SIGTERM
-    they agree on a step, save it and raise `Retryable`. A single process just ends, and a rerun samples the steps since
-    its last checkpoint again.
+    All processes of a pod (`jax.distributed`) call this with the same arguments. Each samples its share of the
+    completions and receives all; all update together; the first one scores, reports and writes. On SIGTERM they agree
+    on a step, save it and raise `Retryable`; a single process just ends, and a rerun repeats the steps since its last
+    checkpoint.
     """
     with joint_termination() as stop_requested:
         return _Run(config, on_device(params)).run(stop_requested)
@@ -123,9 +414,8 @@ class _Run:
         steps = self.config.policy.steps
         self._read_guard()
         while self.step < steps:
-            if self.guard is not None and self.guard.has_fallen():
+            if self.guard is not None and has_fallen(self.guard.readings):
                 break
-            # One step: sample and score groups, update on those with a signal, measure, save when due.
             before = dict(self.groups.totals)
             live_groups, drawn_groups, metrics = self.groups.step(
                 self.learner.sampling_params, self.config.rollout.prompts
@@ -136,7 +426,6 @@ class _Run:
             self.step += 1
             if "balance_factor" in metrics:
                 self.factors.append(metrics["balance_factor"])
-            # Counted over this step alone.
             counts = {name: count - before[name] for name, count in self.groups.totals.items()}
             self._report(metrics, "" if live_groups else without_update(counts))
             self._read_guard()
@@ -154,7 +443,6 @@ class _Run:
         facts: dict[str, Any] = {"steps": self.step, **self.groups.totals}
         facts["skipped_updates"] = self.learner.skipped.total
         facts |= self._update_facts()
-        # Without a guard the last policy is published, with one the best.
         if self.guard is None:
             return whole_on_hosts(self.learner.params, self.mesh), facts
         best = self.guard.best
@@ -179,9 +467,8 @@ class _Run:
         return facts
 
     def _save(self) -> None:
-        """Save a checkpoint: the learner's arrays, and as JSON its counters, the draw's state and the guard readings.
-
-        Events are flushed first, so that none of a saved step is lost.
+        """Save the learner's arrays, and as JSON its counters, the draw's state and the readings, after the events of
+        before.
         """
         # The readings are part of the state: a resumed run must compare with the same best one.
         readings = [asdict(reading) for reading in self.guard.readings] if self.guard else []
@@ -238,10 +525,11 @@ class _Run:
             self.emit("metric", name="guard_accuracy", step=self.step, value=reading.accuracy)
         if reading.p is not None:
             self.emit("metric", name="guard_p", step=self.step, value=reading.p)
-        if not self.guard.has_fallen():
+        if not has_fallen(self.guard.readings):
             return
         policy, best = self.config.policy, self.guard.best
-        rolls_back = policy.guard_action == "roll_back" and self.guard.roll_backs < policy.guard_returns
+        roll_backs = sum(earlier.went_back for earlier in self.guard.readings)
+        rolls_back = policy.guard_action == "roll_back" and roll_backs < policy.guard_returns
         logger.warning(
             "guard accuracy %.3f: %d readings in a row are worse than that of step %d (%.3f), p < %g each: %s",
             reading.accuracy, IN_A_ROW, best.step, best.accuracy, LEVEL,

@@ -61,11 +61,8 @@ def advantages(rewards: Sequence[float | None], form: AdvantageForm = "dr") -> l
     """Group-relative advantages A_i = r_i - mean(r) over the scored completions of one group (Dr. GRPO, paper §4.2).
 
     `form` "std" divides them by the population standard deviation of the group (over n), as GRPO does. All are `None`
-    if fewer than two completions are scored.
-
-    A reward that is no finite number is a missing one. The mean is computed from the differences to the first score, so
-    that equal rewards give exactly zero; rewards that differ by rounding errors alone give zero as well, since even an
-    advantage of 1e-17 would count as a signal.
+    if fewer than two completions are scored; a reward that is no finite number is missing. Rewards that are equal, or
+    differ by rounding errors alone, give exactly zero, since even an advantage of 1e-17 would count as a signal.
     """
     rewards = [known(reward) for reward in rewards]
     scored = [reward for reward in rewards if reward is not None]
@@ -96,11 +93,8 @@ def carries_signal(group: Sequence[float | None]) -> bool:
 def is_mastered(overalls: Sequence[float | None], mean_above: float = 90.0, minimum_above: float = 85.0) -> bool:
     """Whether a group is skipped as mastered (paper §4.2): overall marks above 90 on average, and each above 85.
 
-    The paper says that "every completion receives an overall score above ~90 (and a minimum above ~85)". If every mark
-    is above 90, so is the least, and 85 says nothing; read as the mean, both numbers mean something, and the author's
-    code takes the mean. With 90 for both it is the sentence to the letter.
-
-    A group with an unscored completion is not mastered: an unknown mark may be a low one.
+    The paper says that "every completion receives an overall score above ~90 (and a minimum above ~85)". Read as the
+    mean, as in the author's code, both numbers mean something. An unscored completion may be a low one: not mastered.
     """
     if not overalls or any(overall is None for overall in overalls):
         return False

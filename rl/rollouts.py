@@ -1,4 +1,4 @@
-"""The rollout engine: samples groups of completions for a batch of prompts.
+"""The inputs of the reinforcement stages, and the rollout engine, which samples groups of completions of prompts.
 
 Training uses the sampled ids and their log-probabilities. The text is decoded from them for graders, judges and readers
 only, and is never tokenised again. A sample is determined by (seed, draw, position of the problem, member of the
@@ -6,34 +6,38 @@ group), so a resumed run samples the same completions.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import append_durably, write_atomically
-from nautile.configs.model import ModelConfig
-from nautile.configs.training import RolloutConfig
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.configs.training import PolicyConfig, ProblemsConfig, RolloutConfig
 from nautile.data.chat_template import ParsedReply, encode_prompt, parse_completion
+from nautile.data.screening.contamination import load_contamination_index
 from nautile.data.sources.reasoning_gym import Problem
-from nautile.data.tokenizer import Tokenizer
-from nautile.model.decoding.generate import Generator, SharedGenerator
+from nautile.data.tokenizer import Tokenizer, tokenizer_for
+from nautile.model.compile_time import working_seconds
+from nautile.model.decoding.generate import Generator
 from nautile.model.decoding.sampling import Sampling
+from nautile.model.decoding.shared import SharedGenerator
 from nautile.model.layers.common import Params
-from nautile.model.program_thread import working_seconds
+from nautile.model.weights.files import load_weights
+from nautile.rl.problems import ProblemScreen, Unanswered, load, load_guard
 
 
 @dataclass
 class Rollout:
     """One completion of a prompt. `reward` and `advantage` are None until set, and stay None without a score.
 
-    `ids` and `logprobs`: [tokens]; the log-probabilities are those at sampling. `truncated`: cut off at `max_tokens`.
-    `parts`: the values that the reward was computed from. `forced`: index of the id that the thinking budget inserted
-    instead of sampling it.
+    `ids` and `logprobs`: [tokens], as sampled. `truncated`: cut off at `max_tokens`. `parts`: the values that the
+    reward was computed from. `forced`: index of the id that the thinking budget inserted instead of sampling it.
     """
 
     prompt_ids: list[int]
@@ -96,9 +100,8 @@ def generator(model: ModelConfig, tokenizer: Tokenizer, config: RolloutConfig, m
 
 
 class RolloutEngine:
-    """Samples groups of completions. Compiles once per run for each of a few batch shapes (see `Generator`).
-
-    `tokens` and `seconds` are totals over all sampling, without compilation, for the speed metric.
+    """Samples groups of completions; compiles once for each of a few batch shapes. `tokens`, `seconds`: totals of
+    sampling.
     """
 
     def __init__(
@@ -168,3 +171,45 @@ def truncate_log(log: Path, steps: int) -> None:
                 break
             complete_lines.append(line)
     write_atomically(log, b"".join(complete_lines), create_folder=False)
+
+
+@dataclass(frozen=True)
+class StageInputs:
+    """The model, its tokenizer and the problems. Parameters are passed separately: training replaces them."""
+
+    model: ModelConfig
+    tokenizer: TokenizerConfig
+    problems: Sequence[Problem]
+    guard_problems: Sequence[Problem] = ()
+
+
+def load_inputs(
+    inputs: Mapping[str, Path],
+    problems: ProblemsConfig,
+    rollout: RolloutConfig,
+    policy: PolicyConfig | None,
+    seed: int,
+    unanswered: Unanswered = "refuse",
+    guarded_by: ProblemsConfig | None = None,
+) -> tuple[Params, StageInputs, ProblemScreen]:
+    """Load a stage's inputs: the parameters of `inputs["checkpoint"]`, the rest, and the screen with its rejections.
+
+    Problems that overlap the benchmarks in `inputs["questions"]` are left out; without that input nothing is. `policy`
+    None: no guard problems; they are those of `guarded_by` (None: of `problems`), have an answer, and are the same with
+    every `seed`. `unanswered`: what to do with training problems without an answer.
+    """
+    params, model, tokenizer = load_weights(inputs["checkpoint"])
+    encoder = tokenizer_for(tokenizer)
+
+    def fits(prompt: str) -> bool:
+        return len(encode_prompt(encoder, prompt)) <= rollout.prompt_length
+
+    screen = ProblemScreen(load_contamination_index(inputs.get("questions")))
+    training = load(problems, seed, "train", screen, unanswered, fits)
+    guard = load_guard(guarded_by or problems, policy, screen, fits) if policy else []
+    return params, StageInputs(model, tokenizer, training, guard), screen
+
+
+def on_device(params: Params) -> Params:
+    """Parameters as JAX arrays on the default device."""
+    return jax.tree.map(jax.numpy.asarray, params)

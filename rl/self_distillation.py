@@ -2,8 +2,7 @@
 
 Each round samples completions of every problem, scores them, keeps those with a positive advantage (traces), and
 minimises their cross-entropy times the advantage. Advantages are not divided by the standard deviation, so a right
-trace of a problem with solve rate p has the weight 1 - p: hard problems weigh most, which is the paper's built-in
-curriculum.
+trace of a problem with solve rate p has the weight 1 - p: hard problems weigh most, the paper's built-in curriculum.
 """
 
 import itertools
@@ -33,7 +32,7 @@ from nautile.data.tokenizer import tokenizer_for
 from nautile.model.layers.common import Params
 from nautile.model.loss import token_logprobs
 from nautile.model.nautile import forward, shapes
-from nautile.model.processes import joint_termination, on_first
+from nautile.model.processes import on_first
 from nautile.model.sharding import (
     OnMesh,
     make_mesh,
@@ -44,11 +43,11 @@ from nautile.model.sharding import (
     whole_on_hosts,
 )
 from nautile.model.training import optimizer
-from nautile.model.training.checkpoint import open_checkpoints
-from nautile.rl.finite_updates import SkippedUpdates
+from nautile.model.training.gathered_checkpoint import open_checkpoints
+from nautile.model.training.preemption import joint_termination
+from nautile.rl.learner import SkippedUpdates
 from nautile.rl.rewards import advantages, verifiable
-from nautile.rl.rollouts import Group, RolloutEngine, append_rows, truncate_log
-from nautile.rl.stage_inputs import StageInputs, on_device
+from nautile.rl.rollouts import Group, RolloutEngine, StageInputs, append_rows, on_device, truncate_log
 from nautile.rl.training_rows import TrainingRow, batches
 
 logger = logging.getLogger(__name__)
@@ -77,11 +76,10 @@ class SelfDistillation:
 def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str, Any]]:
     """Run `config.rounds` rounds of self-distillation; returns the new parameters and facts.
 
-    A rerun resumes after the last finished round and the last complete sampling draw. On SIGTERM the processes of a pod
-    raise `Retryable` together; a single process just ends.
-
-    All processes of a pod (`jax.distributed`) call this with the same arguments. Each one samples its share; the first
-    one scores, reports, writes, and sends the traces to all, which train together.
+    A rerun resumes after the last finished round and the last complete sampling draw. All processes of a pod
+    (`jax.distributed`) call this with the same arguments. Each one samples its share; the first one scores, reports,
+    writes, and sends the traces to all, which train together. On SIGTERM they raise `Retryable` together; a single
+    process ends.
     """
     config, work, is_first = run.config, run.work, jax.process_index() == 0
     run = run if is_first else replace(run, emit=silent)
@@ -111,7 +109,6 @@ def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str
             steps_before = sum(_update_count(row["traces"], config) for row in facts["rounds"])
             params, losses, skipped = _train(run, params, traces, number, steps_before, mesh, check_stop)
             facts["rounds"].append(on_first(partial(_facts, samples, traces, losses, skipped)))
-            # A crash must not keep the checkpoint and lose the events before it.
             flush(run.emit)
             checkpoints.save(number + 1, params, facts)
             checkpoints.wait()
@@ -124,7 +121,6 @@ def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str
     whole = whole_on_hosts(params, mesh)
     if not is_first:
         return whole, facts
-    # Write the traces of all rounds, also of those that an earlier attempt finished.
     with atomic_path(run.traces) as temporary, temporary.open("w", encoding="utf-8") as file:
         for number in range(config.rounds):
             for row in _traces_of(_read_rows(work / SAMPLES.format(number))):
@@ -133,10 +129,7 @@ def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str
 
 
 def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh, check_stop: Callable[[], None]) -> None:
-    """Sample groups for all problems of a round, one batch per draw; each draw is appended to the round's log.
-
-    Draws that are in the log already are not repeated.
-    """
+    """Sample groups for all problems of a round; each draw is appended to the round's log, and never repeated."""
     inputs, rollout, log = run.inputs, run.config.rollout, run.work / SAMPLES.format(number)
     engine = RolloutEngine(inputs.model, tokenizer_for(inputs.tokenizer), rollout, run.sampling_seed, mesh)
     # Before the first draw: a prompt that is too long would fail hours later.
@@ -185,9 +178,8 @@ def _traces_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _score_rows(group: Group) -> list[dict[str, Any]]:
-    """Score a group: set verifiable rewards and advantages; returns its rows with the group's solve rate.
-
-    Completions that could not be graded are left out of the rate, which is None if all were.
+    """Set verifiable rewards and advantages; returns the group's rows with its solve rate, None if none could be
+    graded.
     """
     for rollout in group.rollouts:
         rollout.reward = verifiable(group.problem, rollout.reply)
@@ -209,10 +201,8 @@ def _train(
 ) -> tuple[Params, list[float], int]:
     """Train for `config.epochs` epochs over the traces, in a seeded order, with a fresh optimizer state.
 
-    `steps_before`: updates of the earlier rounds, after which those of this round are numbered.
-
-    Returns the parameters, the losses of the applied updates, and the number of updates that were skipped because they
-    were not finite. Without any trace the parameters stay as they are.
+    `steps_before`: updates of the earlier rounds, after which those of this round are numbered. Returns the parameters,
+    the losses of the applied updates, and the number of updates that were skipped because they were not finite.
     """
     config, model, emit = run.config, run.inputs.model, run.emit
     if not traces:
@@ -264,8 +254,7 @@ def programs(
 ) -> tuple[Callable[[Params], Any], OnMesh]:
     """The compiled functions `init_state(params)` and `step(params, state, batch, learning_rate)`, see `update`.
 
-    The learning rate is an argument, so that all rounds share one compiled step, however many updates each has:
-    compiling takes longer than the updates of a round.
+    The learning rate is an argument, so that all rounds share one compiled step, however many updates each has.
     """
     tx_of = partial(optimizer.build_with_rate, config)
     tx = tx_of(lambda count: jnp.zeros((), jnp.float32))  # any rate: the state's shapes do not depend on it
@@ -288,17 +277,14 @@ def update(
 ) -> tuple[Params, Any, Array, dict[str, Array]]:
     """One optimizer step on the advantage-weighted cross-entropy (paper §4.4): the mean over traces of A_i * CE_i.
 
-    A_i is the advantage of trace i, CE_i the mean cross-entropy of its tokens: "the cross-entropy gradient for each
-    example is scaled by its advantage". `aggregate` "batch_tokens" is the mean over all tokens of A_i * CE instead, in
-    which every token has the same weight, as in the paper's update rule of stage 1. With "example" the tokens of short
-    traces weigh most: a model that can also answer without thinking may learn to do so (docs/log.md). The tokens are
-    those of the completions: prompts have weight 0, whatever `train_on` their source in pretraining had.
+    A_i is the advantage of trace i, CE_i the mean cross-entropy of its completion's tokens. `aggregate` "batch_tokens"
+    is the mean over all tokens of A_i * CE instead, in which every token has the same weight, as in the paper's update
+    rule of stage 1. With "example" the tokens of short traces weigh most: a model that can also answer without thinking
+    may learn to do so (docs/log.md). The temperature is 1, whatever that of sampling was: the model is fitted as it
+    will be used.
 
     `tx_of` makes the optimizer for a learning-rate schedule, here the constant `rate`. Returns parameters, state, the
     loss, and what `finite_update` measured.
-
-    The cross-entropy is computed at temperature 1, whatever the sampling temperature was: this is supervised learning,
-    so the model is fitted as it will be used. Traces sampled at a lower temperature make its distribution sharper.
     """
 
     def loss(params: Params) -> Array:
@@ -335,19 +321,18 @@ def _facts(
         "skipped_updates": skipped,
     }
     if not losses:
-        facts["no_update"] = _without_update(len(rates), traces, facts)
-    if losses:
+        facts["no_update"] = (
+            "no update was finite"
+            if traces
+            else (
+                f"no completion is better than its group: of {len(rates)} problems {facts['never_solved']} were never "
+                f"solved, {facts['always_solved']} always"
+            )
+        )
+    else:
         facts |= {"first_loss": losses[0], "last_loss": losses[-1]}
     facts["curriculum"] = curriculum(samples)
     return facts
-
-
-def _without_update(problems: int, traces: Sequence[Any], facts: dict[str, Any]) -> str:
-    """Why a round made no update."""
-    if traces:
-        return "no update was finite"
-    never, always = facts["never_solved"], facts["always_solved"]
-    return f"no completion is better than its group: of {problems} problems {never} were never solved, {always} always"
 
 
 def curriculum(samples: Sequence[dict[str, Any]]) -> list[dict[str, float]]:

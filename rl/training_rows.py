@@ -46,7 +46,6 @@ def batches(rows: Sequence[TrainingRow], size: int, length: int) -> Iterator[Row
     for first in range(0, len(rows), size):
         batch_rows = rows[first : first + size]
         longest = max(map(len, batch_rows))
-        # The narrowest of the four widths that fits the longest row of this batch.
         width = next(w for quarters in range(1, WIDTHS + 1) if (w := -(-length * quarters // WIDTHS)) >= longest)
         batch: RowBatch = {name: np.zeros((size, width), np.int32) for name in ("tokens", "targets", "segments")}
         batch |= {name: np.zeros((size, width), np.float32) for name in ("weights", "sampled")}
@@ -95,12 +94,11 @@ def prompts_of(
 def completion_batches(rows: Sequence[NumberedRow], longest: int, rows_at: Callable[[int], int]) -> Iterator[RowBatch]:
     """Batches of `rows_at(width)` completions, from the longest to the shortest, so that there is little padding.
 
-    The number of input columns is 64, 128, 256, … or that of `longest` tokens, so that they are whole chunks of the
-    mixing operator, which compiles a remainder separately. The last batch is padded with empty rows of zero weight.
-
-    Arrays, with T tokens of the widest completion: targets (int32 [size, T]); weights, sampled (float32 [size, T]);
-    tokens, segments (int32 [size, T - 1]: the inputs after the prompt); advantage (float32 [size]); source
-    (int32 [size]: the index of the row's prompt).
+    The number of input columns is 64, 128, 256, … or that of `longest` tokens: whole chunks of the mixing operator,
+    which compiles a remainder separately. The last batch is padded with empty rows of zero weight. Arrays, with T
+    tokens of the widest completion: targets (int32 [size, T]); weights, sampled (float32 [size, T]); tokens, segments
+    (int32 [size, T - 1]: the inputs after the prompt); advantage (float32 [size]); source (int32 [size]: the index of
+    the row's prompt).
     """
     # A stable sort: completions of one length keep their order, and a resumed run the order of its sums.
     remaining = sorted(rows, key=lambda numbered: -len(numbered[0].ids))

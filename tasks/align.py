@@ -12,8 +12,7 @@ from nautile.data.endpoints.pool import EndpointPool
 from nautile.data.sources.reasoning_gym import derived_seed
 from nautile.rl.calibration import KINDS, calibrate
 from nautile.rl.judge import Judge, JudgeItem
-from nautile.rl.problems.files import check_files
-from nautile.rl.problems.load import load_references
+from nautile.rl.problems import check_files, load_references
 from nautile.rl.rewards import is_mastered, judged, verifiable
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Calls
@@ -97,7 +96,7 @@ def align(job: Job) -> None:
     from nautile.model.processes import on_first
     from nautile.model.weights.files import save_weights
     from nautile.rl.reinforce import Reinforcement, check, reinforce
-    from nautile.rl.stage_inputs import load_inputs
+    from nautile.rl.rollouts import load_inputs
 
     config = job.part("align", AlignConfig)
     seed = derived_seed(job.seed("data"), job.stage)

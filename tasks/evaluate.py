@@ -19,13 +19,11 @@ from nautile.evals.benchmarks.items import BenchmarkItem
 from nautile.evals.benchmarks.loading import check_benchmark, items_for
 from nautile.evals.benchmarks.stand_ins import HELD_OUT, held_out
 from nautile.evals.running.answerers import Answerer, CheckpointAnswerer, EndpointAnswerer
-from nautile.evals.running.likelihood import CheckpointScorer, with_options
 from nautile.evals.running.rows import SampleRow, read_rows, sample_readings
+from nautile.evals.running.runner import CheckpointScorer, score_options, with_options
 from nautile.evals.running.runner import evaluate as ask
-from nautile.evals.running.runner import score_options
 from nautile.evals.scoring.scores import Scores, summarise, title_of
-from nautile.evals.tables.breakdown import breakdown
-from nautile.evals.tables.results import table_2, to_html, to_json, to_markdown
+from nautile.evals.tables.results import breakdown, table_2, to_html, to_json, to_markdown
 from nautile.store.layout import StagingFiles
 from nautile.store.mirror import open_store
 from nautile.tasks.engine.job import Job

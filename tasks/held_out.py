@@ -17,8 +17,7 @@ from nautile.data.screening.contamination import (
     write_questions,
 )
 from nautile.data.tokens.losses import LOST, lost_records
-from nautile.evals.benchmarks.held_out import questions
-from nautile.evals.benchmarks.loading import check_benchmark
+from nautile.evals.benchmarks.loading import check_benchmark, questions
 from nautile.evals.benchmarks.stand_ins import STAND_INS
 from nautile.store.artifacts import Artifact
 from nautile.tasks.engine.job import Job

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from nautile.configs.training import ReasonConfig
 from nautile.data.sources.reasoning_gym import derived_seed
 from nautile.rl.objective_registry import Balance, objective_named
-from nautile.rl.problems.files import check_files
+from nautile.rl.problems import check_files
 from nautile.rl.rewards import verifiable
 from nautile.tasks.engine.job import Job
 from nautile.tasks.reinforced import reinforcement_stage, steps_and_completions
@@ -49,7 +49,7 @@ def reason(job: Job) -> None:
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
     from nautile.model.weights.files import save_weights
     from nautile.rl.reinforce import Reinforcement, reinforce
-    from nautile.rl.stage_inputs import load_inputs
+    from nautile.rl.rollouts import load_inputs
 
     config = job.part("reason", ReasonConfig)
     seed = derived_seed(job.seed("data"), job.stage)

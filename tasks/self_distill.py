@@ -5,7 +5,7 @@ from typing import Any
 
 from nautile.configs.training import SelfDistillConfig
 from nautile.data.sources.reasoning_gym import derived_seed
-from nautile.rl.problems.files import check_files
+from nautile.rl.problems import check_files
 from nautile.tasks.engine.job import Job
 from nautile.tasks.reinforced import TRACES_LOSS, reinforcement_stage
 
@@ -28,8 +28,8 @@ def self_distill(job: Job) -> None:
     """Sample completions, keep those better than their group's mean, and train on them, weighted by advantage."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
     from nautile.model.weights.files import save_weights
+    from nautile.rl.rollouts import load_inputs
     from nautile.rl.self_distillation import SelfDistillation, self_distil
-    from nautile.rl.stage_inputs import load_inputs
 
     config = job.part("self_distill", SelfDistillConfig)
     seed = derived_seed(job.seed("data"), job.stage)

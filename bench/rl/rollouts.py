@@ -70,7 +70,7 @@ def serve(setting: str) -> None:
     from nautile.model.sharding import make_mesh
     from nautile.rl import objectives
     from nautile.rl.learner import Learner
-    from nautile.rl.problems.load import load as load_problems
+    from nautile.rl.problems import load as load_problems
     from nautile.rl.rewards import advantages
     from nautile.rl.rollouts import RolloutEngine
 

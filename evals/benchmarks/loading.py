@@ -1,10 +1,11 @@
 """Load a benchmark's records from a local file in the Hub's schema, or from the Hub at a pinned commit.
 
-It also validates the names in lists of benchmarks: real benchmarks and offline stand-ins.
+It also validates the names in lists of benchmarks (real benchmarks and offline stand-ins), and yields the questions
+that training text must not contain: all of a benchmark, even if only some are evaluated.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ import httpx2  # the HTTP client under huggingface_hub
 from nautile.common.errors import ConfigError, Retryable
 from nautile.configs.evaluation import BenchmarkChoice
 from nautile.data.records import Rejected
+from nautile.data.screening.contamination import HeldOutQuestion
 from nautile.data.sources.hub import OWN_DISK, TRANSIENT_STATUSES
 from nautile.data.sources.local_files import read_json_values
 from nautile.data.table import read_table
 from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES, Benchmark, choose, items_of
 from nautile.evals.benchmarks.items import BenchmarkItem
-from nautile.evals.benchmarks.stand_ins import STAND_INS
+from nautile.evals.benchmarks.stand_ins import GENERATED, STAND_INS
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -174,3 +176,22 @@ def _clear_error(error: Exception, source: str, gate: str) -> Exception | None:
 
 def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def questions(
+    choices: Sequence[BenchmarkChoice], seed: int, bad_rows: dict[str, list[str]] | None = None
+) -> Iterator[HeldOutQuestion]:
+    """Yield the questions of each benchmark; of a generated stand-in only those that are evaluated.
+
+    The text of a question is that of the benchmark, with its passage if it has one, but without options and prompt.
+
+    The messages of records that are left out are added to `bad_rows`, by benchmark. Raises `ConfigError` before
+    anything is loaded if a benchmark is unavailable, and as `evals.benchmarks.loading.items_for`.
+    """
+    for choice in choices:
+        check_benchmark(choice)
+    for choice in choices:
+        complete = choice if choice.name in STAND_INS else choice.model_copy(update={"items": None})
+        for name, items in items_for(complete, seed, bad_rows).items():
+            for item in items:
+                yield HeldOutQuestion(name, item.id, item.question, whole=name in GENERATED)

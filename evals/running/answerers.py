@@ -95,7 +95,6 @@ class CheckpointAnswerer:
 
     def answer(self, prompts: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> list[Answer | SkippedQuestion]:
         ids = [encode_prompt(self._tokenizer, prompt) for prompt in prompts]
-        # Every prompt is too long until a bucket takes it.
         answers: list[Answer | SkippedQuestion] = [SkippedQuestion("too_long", len(prompt)) for prompt in ids]
         previous = 0
         for length, generator in self._generators.items():

@@ -27,7 +27,6 @@ def compare(a: Sequence[SampleRow], b: Sequence[SampleRow], verdict: str = "stri
 
     Raises `ConfigError` if they have no question in common.
     """
-    # Pairs of rows with the same question and the same prompt.
     rows_b = {_question(row): row for row in b if row["left_out"] is None}
     pairs = [(row, rows_b[_question(row)]) for row in a if row["left_out"] is None and _question(row) in rows_b]
     if not pairs:

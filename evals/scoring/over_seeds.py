@@ -118,7 +118,10 @@ def lead_of_votes(
         for before_SN, after_SN, (part_N,) in zip(first, other, differences, strict=True):
             asked_N = np.isfinite(part_N)
             pairs.append((before_SN[kept_S][0][asked_N].tolist(), after_SN[kept_S][0][asked_N].tolist()))
-        return _over_problems(pairs, weights, names)
+        if len(pairs) > 1:
+            return SeedLead(*paired_bootstrap(pairs, weights), names, None, None, "problems")
+        test = paired(*pairs[0])
+        return SeedLead(test.lead, test.low, test.high, test.p, names, None, None, "problems")
     by_seed_S = sum(weight * np.nanmean(part_SN, axis=1) for weight, part_SN in zip(weights, differences, strict=True))
     variance = 0.0
     for weight, part_SN in zip(weights, differences, strict=True):
@@ -128,17 +131,6 @@ def lead_of_votes(
         # One more disagreement than was observed: no difference in twenty questions is not certainty.
         variance += weight**2 * (spread + 1) / count**2
     return _tested(np.asarray(by_seed_S), variance**0.5, tests, names)
-
-
-def _over_problems(
-    pairs: Sequence[tuple[Sequence[float], Sequence[float]]], weights: Sequence[float], seeds: tuple[Hashable, ...]
-) -> SeedLead:
-    if len(pairs) == 1:
-        test = paired(*pairs[0])
-        value, low, high, p = test.lead, test.low, test.high, test.p
-    else:
-        value, low, high, p = paired_bootstrap(pairs, weights)
-    return SeedLead(value, low, high, p, seeds, None, None, "problems")
 
 
 def _tested(differences_S: np.ndarray, noise: float, tests: int, seeds: tuple[Hashable, ...]) -> SeedLead:

@@ -48,12 +48,10 @@ def score(name: str, rows: Sequence[SampleRow], bad_rows: int = 0) -> Scores:
     `rows` and `accuracy_rows` are the same with a vote for each row, as common harnesses count. The argument `bad_rows`
     is the number of invalid records of the benchmark, which were left out.
     """
-    # Rows that were left out count only as such.
     asked_rows = [row for row in rows if row["left_out"] is None]
     problems = Counter(row["problem"] for row in asked_rows)
     left_out = Counter(row["left_out"] for row in rows if row["left_out"]) + Counter(bad_row=bad_rows)
     share = _share_of(asked_rows)
-    # State the difference from counting rows, if questions have several.
     accuracy_rows = _mean([bool(row["strict"]) for row in asked_rows])
     repeats = []
     if accuracy_rows is not None and share["n"] != len(asked_rows):
@@ -162,7 +160,6 @@ def likelihood(rows: Sequence[SampleRow]) -> dict[str, Scores]:
         name: {**score(name, rows), "accuracy_by_sum": _mean(_votes(rows, "strict_by_sum"))}
         for name, rows in by_name.items()
     }
-    # Composites whose parts are all present.
     for name, parts in COMPOSITES.items():
         if all(part in by_name for part in parts):
             mean = composite(name, {part: by_name[part] for part in parts})

@@ -1,6 +1,6 @@
 """Draw Tables 1 and 2: one line per row, our scores as dots with 95 % intervals, the paper's figures as ticks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,13 @@ def table_figure(table: ResultTable) -> str:
     marks = [mark for index, row in enumerate(table.data) for mark in _marks(index, row)]
     marks.sort(key=lambda mark: mark.interval is not None)  # ours last, on top
     size = (_WIDTH * PIXEL, (_FRAME + _ROW * len(names)) * PIXEL)
-    tooltips = {f"mark-{index}": _tooltip(mark) for index, mark in enumerate(marks)}
+    tooltips = {}
+    for index, mark in enumerate(marks):
+        if mark.interval is None:
+            tooltips[f"mark-{index}"] = f"{mark.series}: {mark.value:g}"
+        else:
+            low, high = mark.interval
+            tooltips[f"mark-{index}"] = f"{mark.series}: {mark.value:.1f} [{low:.1f}, {high:.1f}]"
     return draw(table.title, size, lambda figure: _paint(figure, table.title, names, marks), "table-figure", tooltips)
 
 
@@ -61,24 +67,13 @@ def _paint(figure: Any, title: str, names: Sequence[str], marks: Sequence[Mark])
         line.set_gid(f"mark-{index}")
         handles[mark.series] = line
     if series_names := [*ours, *papers]:
-        _legend(figure, {name: handles[name] for name in series_names})
-
-
-def _legend(figure: Any, handles: Mapping[str, Any]) -> None:
-    """The legend under the axes, in as many columns as fit the width of the figure."""
-    style = {"loc": "outside lower left", "frameon": False, "fontsize": 8, "handlelength": 1}
-    for columns in range(min(4, len(handles)), 0, -1):
-        legend = figure.legend(handles.values(), handles.keys(), ncols=columns, **style)
-        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
-            return
-        legend.remove()
-
-
-def _tooltip(mark: Mark) -> str:
-    if mark.interval is None:
-        return f"{mark.series}: {mark.value:g}"
-    low, high = mark.interval
-    return f"{mark.series}: {mark.value:.1f} [{low:.1f}, {high:.1f}]"
+        # Under the axes, in as many columns as fit the width of the figure.
+        style = {"loc": "outside lower left", "frameon": False, "fontsize": 8, "handlelength": 1}
+        for columns in range(min(4, len(series_names)), 0, -1):
+            legend = figure.legend([handles[name] for name in series_names], series_names, ncols=columns, **style)
+            if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+                break
+            legend.remove()
 
 
 def _marks(index: int, row: dict[str, Any]) -> list[Mark]:

@@ -13,7 +13,7 @@ from nautile.data.label_set import read_label_set
 from nautile.data.tokens.source_reading import READING
 from nautile.evals.scoring.scores import Scores
 from nautile.evals.tables.ladder import ladder
-from nautile.rl.problems.sets import TRAINING_SETS
+from nautile.rl.problems import TRAINING_SETS
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import Catalog
 from nautile.tasks.reporting.data import Input, evaluation_rows, scores, spending, stand_ins

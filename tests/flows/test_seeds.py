@@ -12,8 +12,8 @@ from nautile.configs.sweep import SweepConfig
 from nautile.data.sources.reasoning_gym import derived_seed, problems
 from nautile.evals.benchmarks.stand_ins import held_out
 from nautile.flows.dag import Step, build_dag
-from nautile.rl.problems.load import load as load_problems
-from nautile.rl.problems.load import load_references
+from nautile.rl.problems import load as load_problems
+from nautile.rl.problems import load_references
 
 LATER = ["pretrain", "evaluate:pretrain", "align", "evaluate:align", "reason", "evaluate:reason", "self_distill"]
 LATER += ["evaluate:self_distill", "report"]

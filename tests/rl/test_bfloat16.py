@@ -14,10 +14,10 @@ from nautile.model.sharding import make_mesh
 from nautile.rl import self_distillation
 from nautile.rl.learner import Learner, rows_of
 from nautile.rl.objective_registry import Balance
-from nautile.rl.problems.load import load
+from nautile.rl.problems import load
 from nautile.rl.reinforce import Reinforcement, reinforce
+from nautile.rl.rollouts import StageInputs
 from nautile.rl.self_distillation import SelfDistillation, self_distil
-from nautile.rl.stage_inputs import StageInputs
 from tests.rl.conftest import SUMS, TOKENIZER, group, policy, tiny_model
 
 pytestmark = pytest.mark.slow

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from nautile.data.sources.reasoning_gym import Problem
-from nautile.rl.group_draw import TOTALS, GroupDraw, without_update
-from nautile.rl.problems.load import ProblemOrder
+from nautile.rl.problems import ProblemOrder
+from nautile.rl.reinforce import TOTALS, GroupDraw, without_update
 from tests.rl.conftest import group
 
 MIXED, EQUAL, HIGH, UNSCORED = [0.0, 1.0], [0.5, 0.5], [0.95, 0.9], [None, 0.5]

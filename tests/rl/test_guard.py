@@ -9,8 +9,8 @@ import pytest
 from nautile.common.errors import ConfigError
 from nautile.configs.training import ProblemsConfig
 from nautile.evals.scoring.intervals import paired
-from nautile.rl.guard import GuardReading, best_of, compare_reading, has_fallen
-from nautile.rl.problems.load import load_guard
+from nautile.rl.problems import load_guard
+from nautile.rl.reinforce import GuardReading, best_of, compare_reading, has_fallen
 from tests.rl.conftest import policy
 
 PROBLEMS, ACCURACY = 393, 0.3  # of GSM8K's guard split, and of the paper's model

@@ -14,10 +14,8 @@ from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.training import JudgeConfig
 from nautile.data.endpoints import circuit_breaker
 from nautile.data.endpoints.pool import EndpointPool
-from nautile.rl.calibration import calibrate, corrupted
-from nautile.rl.hostile_answers import FORMS, hostile_item
-from nautile.rl.judge import Judge, JudgeItem, JudgeScore, parse, shortened
-from nautile.rl.rubric import CRITERIA
+from nautile.rl.calibration import FORMS, calibrate, corrupted, hostile_item
+from nautile.rl.judge import CRITERIA, Judge, JudgeItem, JudgeScore, parse, shortened
 from tests.support.servers.fake_openai import FakeOpenAI, always, script
 
 # The judge sees the right answers, so that a request has every section; `BLIND` is the default.

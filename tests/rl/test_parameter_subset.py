@@ -6,7 +6,7 @@ import pytest
 
 from nautile.common.errors import ConfigError
 from nautile.model.nautile import shapes
-from nautile.rl.parameter_subset import ParameterSubset
+from nautile.rl.policy_gradient import ParameterSubset
 from tests.rl.conftest import tiny_model
 
 MODEL = tiny_model().model_copy(update={"blocks": 3})

@@ -153,7 +153,7 @@ def test_token_weights_of_groups_with_missing_scores(seed):
 def test_the_guard_stops_or_goes_back_when_the_policy_falls(tmp_path, monkeypatch, action, returns):
     """Scripted readings (the tiny model solves nothing): 8 of 8 at the start, none after the first two updates."""
     right = iter([True] * 8 + [False] * 16 + [True] * 8)
-    monkeypatch.setattr("nautile.rl.guard.verifiable", lambda problem, reply: float(next(right)))
+    monkeypatch.setattr("nautile.rl.reinforce.verifiable", lambda problem, reply: float(next(right)))
     settings = {"guard_every": 1, "guard_problems": 8, "guard_action": action, "guard_returns": 1}
     with FakeOpenAI(reply=marks_of) as server:
         facts = run(tmp_path, server.url, steps=3, **settings)
@@ -189,7 +189,7 @@ def test_a_run_killed_after_a_better_reading_rolls_back_to_the_policy_of_its_che
 
     def run_from(folder, first, emit=silent):
         right = iter([number < correct for correct in readings[first:] for number in range(8)])
-        monkeypatch.setattr("nautile.rl.guard.verifiable", lambda problem, reply: float(next(right)))
+        monkeypatch.setattr("nautile.rl.reinforce.verifiable", lambda problem, reply: float(next(right)))
         with FakeOpenAI(reply=marks_of) as server:
             settings = {"guard_every": 1, "guard_problems": 8, "guard_action": "roll_back", "guard_returns": 1}
             return run(folder, server.url, emit=emit, **settings)

@@ -16,10 +16,9 @@ from nautile.data.chat_template import ParsedReply
 from nautile.data.sources.reasoning_gym import Problem
 from nautile.model.nautile import forward
 from nautile.rl import self_distillation
-from nautile.rl.finite_updates import SkippedUpdates
-from nautile.rl.rollouts import Group, Rollout
+from nautile.rl.learner import SkippedUpdates
+from nautile.rl.rollouts import Group, Rollout, StageInputs
 from nautile.rl.self_distillation import SelfDistillation, curriculum, self_distil, update
-from nautile.rl.stage_inputs import StageInputs
 from nautile.rl.training_rows import TrainingRow, batches
 from tests.rl.conftest import SUMS, TOKENIZER, tiny_model
 

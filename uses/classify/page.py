@@ -10,7 +10,7 @@ from nautile.flows.dashboard import cards, figures, shared
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
 from nautile.flows.dashboard.shared import ChosenRun
 from nautile.uses.classify.stage import EXAMPLES
-from nautile.uses.labelled.titles import ABSTAINED, LABELLED, NO_TEXT, RECALL, recall_rows
+from nautile.uses.labelled.scores import ABSTAINED, LABELLED, NO_TEXT, RECALL, recall_rows
 
 MOST_LABELS = 100  # labels in the chart
 LONGEST = 400  # characters of a text
@@ -25,9 +25,6 @@ def page(chosen: ChosenRun | None) -> None:
     _counts(facts)
     st.link_button("Where these rows come from", shared.lineage_link(picked))
     _labels(facts)
-    if "confidence" not in facts:
-        st.caption("This artifact is older than the record of confidence and examples: `--force` makes it again.")
-        return
     _confidence(facts["confidence"])
     _examples(picked)
 

@@ -7,8 +7,7 @@ from nautile.common.text import visible
 from nautile.flows.dashboard import cards, figures, shared
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
 from nautile.flows.dashboard.shared import ChosenRun
-from nautile.uses.extract.checks import REASONS, Reason
-from nautile.uses.extract.stage import REFUSED
+from nautile.uses.extract.stage import REASONS, REFUSED
 
 MOST_ROWS = 100  # refused rows shown per reason
 LONGEST = 400  # characters of a text or a reply
@@ -30,15 +29,11 @@ def page(chosen: ChosenRun | None) -> None:
     if not facts["refused"]:
         st.caption("Nothing was refused.")
         return
-    _reasons(facts["refused"])
-    _rows(picked, list(facts["refused"]))
-
-
-def _reasons(refused: dict[Reason, int]) -> None:
     st.subheader("Refused, by reason")
-    counts = pd.DataFrame([{"reason": REASONS[reason], "rows": count} for reason, count in refused.items()])
+    counts = pd.DataFrame([{"reason": REASONS[reason], "rows": count} for reason, count in facts["refused"].items()])
     reason = nominal("reason", sort="-x", axis={"title": None, "labelLimit": 400})
     Chart(counts, {**layer("bar", x=quantitative("rows", axis=figures.WHOLE), y=reason), "height": figures.ROW}).show()
+    _rows(picked, list(facts["refused"]))
 
 
 def _rows(artifact: str, reasons: list[str]) -> None:

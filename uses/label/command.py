@@ -10,7 +10,7 @@ from nautile.flows.cli.terminal import Json, SetOption, console_for, print_markd
 
 if TYPE_CHECKING:
     from nautile.store.artifacts import Artifact, Store
-    from nautile.uses.label.config import LabelRun
+    from nautile.uses.labelled.config import LabelRun
 
 
 def distill(
@@ -33,7 +33,7 @@ def distill(
         command = shell_command("nautile", "run", config, "--only", "distill")
         raise ConfigError(f"distill: pass --label; to distil documents, use `{command}`")
     from nautile.configs.load import load_part
-    from nautile.uses.label.config import LabelRun
+    from nautile.uses.labelled.config import LabelRun
 
     words = shell_command("nautile", "distill", "--label", *(["--questions", questions] if questions else []))
     command = f"{words} {config_words(config, settings)}" + " --force" * force

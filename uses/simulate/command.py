@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -105,28 +106,17 @@ def simulate(
         console_for().print(write_training_rows(survey_config, config, training), soft_wrap=True)
         return
     store = the_store()
+    words = sys.argv[1:]
     # The newest checkpoint is resolved to its id, so that the resume command means the same one when there is a newer.
     if checkpoint is None:
         checkpoint = named_or_newest(store, "checkpoint", None).id
+        words.append(checkpoint)
         console_for(stderr=True).print(f"with the newest checkpoint, {checkpoint}", soft_wrap=True)
     section = {"survey": survey_config.model_dump(mode="json"), "simulate": config.model_dump(mode="json")}
-    # The command that resumes this step, with every option that is not at its default.
-    words = [survey, checkpoint]
-    given: dict[str, Any] = {
-        "personas": personas,
-        "delimiter": delimiter or None,
-        "weights": weights or None,
-        "n": n,
-        "by": by,
-        **settings,
-        "out": out,
-    }
-    for name, value in given.items():
-        if value is not None and (name not in settings or value != SimulateConfig.model_fields[name].default):
-            words += [f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}", str(value)]
-    command = shell_command("nautile", "simulate", *words, *(["--force"] * force))
     inputs = {"checkpoint": checkpoint_id(store, checkpoint)}
-    artifacts = run_step(stage, section, inputs, store, command=command, force=force, as_json=as_json)
+    artifacts = run_step(
+        stage, section, inputs, store, command=shell_command("nautile", *words), force=force, as_json=as_json
+    )
     folder = artifacts["opinions"].path
     if out is not None:
         shutil.copyfile(folder / ROWS, out)
@@ -145,8 +135,8 @@ def simulate(
 
 def write_training_rows(survey: "SurveyConfig", config: "SimulateConfig", path: Path) -> str:
     """Write the survey's human answers as training rows for `nautile tune`; returns a summary sentence."""
+    from nautile.uses.simulate.prompts import FEWEST, training_rows
     from nautile.uses.simulate.reading import read_respondents
-    from nautile.uses.simulate.training import FEWEST, training_rows
 
     if path.suffix.lower() not in (".jsonl", ".ndjson") or not path.absolute().parent.is_dir():
         raise ConfigError(f"--training {path}: must be a .jsonl file in a folder that exists")

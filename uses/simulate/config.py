@@ -136,7 +136,6 @@ class QuestionConfig(Section):
             raise ValueError(f"{where}: `codes` needs a different code for each of the {len(self.options)} options")
         if both := sorted({*(self.missing or ())} & {*(self.codes or self.options)}):
             raise ValueError(f"{where}: {both[0]!r} is an option, and in `missing` it is no answer")
-        # Shares of all humans and of each group.
         shares_by_field = {"humans": self.humans} if self.humans else {}
         shares_by_field |= {f"groups.{by}.{g}": s for by, groups in self.groups.items() for g, s in groups.items()}
         for name, shares in shares_by_field.items():

@@ -12,7 +12,7 @@ from nautile.flows.dashboard import cards, figures, shared
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
 from nautile.flows.dashboard.shared import ChosenRun
 from nautile.store.mirror import open_store
-from nautile.uses.simulate.tables import ARMS, FIGURES, NOT_FOR, NOTHING_TO_COMPARE
+from nautile.uses.simulate.tables import ARMS, NOT_FOR, NOTHING_TO_COMPARE, people_counts, score_rows
 
 MOST = 200  # newest simulations in the picker
 SHOWN = ("model", "humans", "overall", "regression", "forest", "majority", "uniform")
@@ -40,8 +40,7 @@ def page(chosen: ChosenRun | None) -> None:
     st.text(f"{summary['model']} · {summary['personas']:,} personas from {summary['personas_source']}{left_out}")
     st.warning(NOT_FOR[0])
     if summary["compared"]:
-        rows = score_rows(summary)
-        cards.show([cards.table(rows[0], [row.values() for row in rows])])
+        cards.show([cards.table(*score_rows(summary))])
         st.caption(shared.escaped(f"Humans: {summary['humans']['kind']}. {summary['humans']['source']}"))
     else:
         st.info(NOTHING_TO_COMPARE)
@@ -52,21 +51,6 @@ def page(chosen: ChosenRun | None) -> None:
 @st.cache_data(max_entries=64, show_spinner=False)
 def _read_summary(folder: str, execution: str) -> dict[str, Any]:
     return read_json(Path(folder) / "summary.json") or {}
-
-
-def score_rows(summary: dict[str, Any]) -> list[dict[str, str]]:
-    """The rows of the score table, one per arm, with the figures that at least one arm has."""
-    scores = summary["scores"]
-    # A figure that no arm has (such as those that need people's own answers) gets no column of dashes.
-    known = [figure for figure in FIGURES if any(score.get(figure) for score in scores.values())]
-    rows = []
-    for arm in (name for name in ARMS if name in scores):
-        figures = {figure: scores[arm].get(figure) for figure in known}
-        texts = {
-            FIGURES[f]: f"{v['value']:.3f} [{v['low']:.3f}, {v['high']:.3f}]" if v else "–" for f, v in figures.items()
-        }
-        rows.append({"": ARMS[arm], **texts})
-    return rows
 
 
 def _question(summary: dict[str, Any]) -> None:
@@ -86,12 +70,7 @@ def _question(summary: dict[str, Any]) -> None:
         with columns[index % 2]:
             who = f"{cell['by']}: {cell['group']}" if cell["by"] else "everybody"
             st.markdown(f"##### {shared.escaped(who)}")
-            counts = [
-                f"{cell['arms'][name]['people']:,} {word}"
-                for name, word in (("model", "personas"), ("humans", "humans"))
-                if cell["arms"].get(name, {}).get("people") is not None
-            ]
-            st.caption(", ".join(counts) or "published shares")
+            st.caption(people_counts(cell))
             distribution(question, cell, [*default_arms, *extra]).show()
 
 

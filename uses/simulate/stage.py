@@ -20,7 +20,7 @@ from nautile.tasks.engine.stage import stage
 from nautile.uses.simulate.comparison import compare
 from nautile.uses.simulate.config import SimulateConfig, SurveyConfig
 from nautile.uses.simulate.people import Person, group_name, groups_of
-from nautile.uses.simulate.probabilities import OpinionScorer, position_bias
+from nautile.uses.simulate.prompts import OpinionScorer, position_bias
 from nautile.uses.simulate.reading import choose_people, read_respondents
 from nautile.uses.simulate.tables import card, report
 
@@ -39,11 +39,9 @@ def simulate(job: Job) -> None:
     scorer = OpinionScorer(job.inputs["checkpoint"], survey, config)
     out = job.output("opinions")
     chunks = ask_in_chunks(scorer, survey, config, people, job.scratch / "chunks", job.emit)
-    # One file of all rows, from the files of the chunks.
     with atomic_path(out / ROWS) as temporary, pq.ParquetWriter(temporary, schema(config)) as writer:
         for chunk in chunks:
             writer.write_table(pq.read_table(chunk, schema=schema(config)))
-    # Compare with humans and baselines, by probabilities averaged over the orders of the options.
     by_order = read_probabilities(out / ROWS, survey, len(people))
     means = [orders_NOK.mean(axis=1) for orders_NOK in by_order]
     summary = compare(survey, config, people, means, respondents, respondent_indices)
@@ -149,9 +147,11 @@ def _rows(
             for field in config.by
         }
         for question, opinion in zip(survey.questions, opinions, strict=True):
-            by_order = None if opinion.by_order is None else opinion.by_order.tolist()
             row: dict[str, Any] = {"persona": person.id, "question": question.name, **groups}
-            row |= {"left_out": None if by_order else "too_long", "probabilities": opinion.mean, "by_order": by_order}
+            if opinion is None:
+                row |= {"left_out": "too_long", "probabilities": None, "by_order": None}
+            else:
+                row |= {"left_out": None, "probabilities": opinion.mean(axis=0), "by_order": opinion.tolist()}
             rows.append(row)
     return rows
 

@@ -45,14 +45,27 @@ READING = (
 )
 
 
-def scores_table(summary: Mapping[str, Any]) -> str:
-    """The arms as rows, with their intervals; figures that no arm has are left out. Empty without human answers."""
+def score_rows(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """(columns, rows) of the scores: a row for each arm, with the intervals; figures that no arm has are left out."""
     scores = summary["scores"]
-    if not summary["compared"]:
-        return ""
     names = [name for name in FIGURES if any(score.get(name) for score in scores.values())]
     rows = [[ARMS[arm], *(_with_interval(scores[arm].get(name)) for name in names)] for arm in ARMS if arm in scores]
-    return markdown_table(["", *(FIGURES[name] for name in names)], rows)
+    return ["", *(FIGURES[name] for name in names)], rows
+
+
+def scores_table(summary: Mapping[str, Any]) -> str:
+    """The scores as Markdown; empty without human answers."""
+    return markdown_table(*score_rows(summary)) if summary["compared"] else ""
+
+
+def people_counts(cell: Mapping[str, Any]) -> str:
+    """How many personas and humans a group has, as far as that is known."""
+    counts = [
+        f"{cell['arms'][name]['people']:,} {word}"
+        for name, word in (("model", "personas"), ("humans", "humans"))
+        if name in cell["arms"] and cell["arms"][name]["people"] is not None
+    ]
+    return ", ".join(counts) or "published shares"
 
 
 def question_tables(summary: Mapping[str, Any], groups: bool = True) -> str:
@@ -86,7 +99,9 @@ def card(summary: Mapping[str, Any]) -> str:
         "\n".join(f"- {line}" for line in NOT_FOR),
         "## How they were made",
         _who(summary),
-        _method(summary),
+        f"The probability of an option is the likelihood of the {summary['answer']} of each option over the sum of all "
+        "options', averaged over orders of the options; nothing is sampled. Intervals (95 % unless set otherwise) are "
+        "of a bootstrap over people.",
         "## How close they are to humans",
     ]
     if summary["compared"]:
@@ -102,13 +117,8 @@ def card(summary: Mapping[str, Any]) -> str:
 
 def _cell_table(question: Mapping[str, Any], cell: Mapping[str, Any]) -> str:
     arms = {name: cell["arms"][name] for name in ARMS if name in cell["arms"]}
-    counts = [
-        f"{cell['arms'][name]['people']:,} {word}"
-        for name, word in (("model", "personas"), ("humans", "humans"))
-        if name in cell["arms"] and cell["arms"][name]["people"] is not None
-    ]
     who = "everybody" if not cell["by"] else f"{markdown_text(cell['by'])}: {markdown_text(cell['group'])}"
-    heading = f"**{who}** ({', '.join(counts) or 'published shares'})"
+    heading = f"**{who}** ({people_counts(cell)})"
     if "humans" not in arms:
         heading += "; no human answers: nothing to compare with"
     rows = []
@@ -161,14 +171,6 @@ def _who(summary: Mapping[str, Any]) -> str:
         named = "; ".join(markdown_text(group) for group in humans["unmatched_groups"])
         lines.append(f"No persona is in these published groups, which are not compared: {named}.")
     return " ".join(lines)
-
-
-def _method(summary: Mapping[str, Any]) -> str:
-    how = "the letter of each option" if summary["answer"] == "letter" else "the text of each option"
-    return (
-        f"The probability of an option is the likelihood of {how} over the sum of all options', averaged over orders "
-        "of the options; nothing is sampled. Intervals (95 % unless set otherwise) are of a bootstrap over people."
-    )
 
 
 def _winners(summary: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from nautile.store.artifacts import Store
-    from nautile.uses.tune.config import TuneRun
+    from nautile.uses.labelled.config import TuneRun
 
 
 def tune(
@@ -26,7 +26,7 @@ def tune(
 ) -> None:
     """Fine-tune a checkpoint on labelled rows, and compare it with baselines trained on the same rows."""
     from nautile.configs.load import load_part
-    from nautile.uses.tune.config import TuneRun
+    from nautile.uses.labelled.config import TuneRun
 
     section = load_part(config, TuneRun, settings)
     command = f"nautile tune {config_words(config, settings)}" + " --force" * force
@@ -66,7 +66,7 @@ def tuning_view(result: dict[str, Any]) -> "RenderableType":
     from rich.text import Text
 
     from nautile.flows.render import query_table
-    from nautile.uses.labelled.titles import arm_rows, recall_rows
+    from nautile.uses.labelled.scores import arm_rows, recall_rows
 
     report = result["report"]
     columns, rows = arm_rows(report)

@@ -2,11 +2,13 @@
 
 Uses one device. All batches of a run have one shape. The order of the rows depends only on seed and epoch, so a run
 that was killed continues from its last saved state with the same result.
+
+A LoRA adapter is two narrow trained matrices for each frozen matrix of the blocks (Hu et al., arXiv:2106.09685): the
+weight is W + alpha/rank · A·B. B starts at zero, so the tuned model starts equal to the frozen one.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,10 +16,12 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from nautile.common.errors import ConfigError
 from nautile.common.events import Emit, flush, silent
+from nautile.common.files import read_json, write_json
 from nautile.configs.base import OptimizerConfig
 from nautile.configs.model import ModelConfig
 from nautile.data.shuffle import permute
@@ -27,7 +31,8 @@ from nautile.model.loss import token_logprobs
 from nautile.model.nautile import forward
 from nautile.model.training import optimizer
 from nautile.model.training.checkpoint import TrainCheckpoints
-from nautile.uses.tune.adapters import merge_adapters, new_adapters
+from nautile.model.training.optimizer import is_stacked, matrix_axes
+from nautile.uses.labelled.config import TuneConfig
 
 Batch = dict[str, np.ndarray]
 SAVE_EVERY = 100  # steps between states to resume from
@@ -46,23 +51,11 @@ class TuningRow(NamedTuple):
     shares: Sequence[float] = (1.0,)
 
 
-@dataclass(frozen=True)
-class TuningSettings:
-    """How to fine-tune. `loss`: "reply" learns each row's only continuation, "options" the shares of several."""
-
-    method: Literal["full", "lora"]
-    loss: Literal["reply", "options"]
-    optimizer: OptimizerConfig
-    epochs: int
-    batch_rows: int
-    rank: int = 8
-
-
 def fine_tune(
     params: Params,
     model: ModelConfig,
     rows: Sequence[TuningRow],
-    settings: TuningSettings,
+    config: TuneConfig,
     seed: int,
     folder: Path,
     identity: dict[str, Any],
@@ -70,31 +63,31 @@ def fine_tune(
 ) -> tuple[Params, list[float]]:
     """Fine-tune, and return the parameters (adapters merged) and each epoch's mean loss in nats per token or question.
 
-    Training states are saved in `folder`, and a run resumes from there if its `identity` is the same. Raises
-    `ConfigError` for a row over the model's context, and if an update is not finite.
+    A run of the same `identity` resumes from `folder`. Raises `ConfigError` for a too long row and for an update that
+    is not finite.
     """
     check_lengths(rows, model)
-    steps = -(-len(rows) // settings.batch_rows) * settings.epochs
+    steps = -(-len(rows) // config.batch_rows) * config.epochs
     # LoRA trains adapters beside frozen parameters; otherwise all parameters are trained and none frozen.
-    scale = LORA_ALPHA / settings.rank if settings.method == "lora" else None
-    tx = optimizer.build(settings.optimizer, steps)
-    trained = new_adapters(params, settings.rank, seed) if scale is not None else jax.tree.map(jnp.asarray, params)
+    scale = LORA_ALPHA / config.rank if config.method == "lora" else None
+    tx = optimizer.build(config.optimizer, steps)
+    trained = new_adapters(params, config.rank, seed) if scale is not None else jax.tree.map(jnp.asarray, params)
     frozen = params if scale is not None else {}
     state = (trained, tx.init(trained))
     checkpoints = TrainCheckpoints(folder, 1, {**identity, "seed": seed, "steps": steps, "rows": len(rows)})
     with closing(checkpoints):  # waits for the last save, also if the run fails
-        losses: list[list[float]] = [[] for _ in range(settings.epochs)]
+        losses: list[list[float]] = [[] for _ in range(config.epochs)]
         first = checkpoints.latest() or 0
         if first:
             state, extra = checkpoints.restore(first, state)
             losses = extra["losses"]
-        program = _program(model, settings.optimizer, steps, settings.loss, scale)
-        shape = _batch_shape(rows, model, settings.batch_rows)
-        per_epoch = steps // settings.epochs
+        program = _program(model, config.optimizer, steps, config.loss, scale)
+        shape = _batch_shape(rows, model, config.batch_rows)
+        per_epoch = steps // config.epochs
         for step in range(first, steps):
             epoch, batch = divmod(step, per_epoch)
             # The permutation of an epoch is computed at each place: there is no order to save or to restore.
-            index = np.arange(batch * settings.batch_rows, min(len(rows), (batch + 1) * settings.batch_rows))
+            index = np.arange(batch * config.batch_rows, min(len(rows), (batch + 1) * config.batch_rows))
             batch_members = [rows[i] for i in permute(index, len(rows), f"tune/{seed}/{epoch}")]
             *state, loss, finite = program(frozen, *state, batch_of(batch_members, shape))
             state = tuple(state)
@@ -210,3 +203,55 @@ def _program(
         return trained, state, value, measured["applied"]
 
     return jax.jit(step)
+
+
+def new_adapters(params: Params, rank: int, seed: int) -> Params:
+    """{"blocks": {layer: {matrix: {"a": [..., in, rank], "b": [..., rank, out]}}}} for every matrix of the blocks."""
+    key = jax.random.key(seed)
+    adapters = {}
+    for number, (path, leaf) in enumerate(sorted(flatten_dict(params).items())):
+        if not is_stacked(path) or matrix_axes(path, leaf) is None:
+            continue
+        *stacking, inputs, outputs = leaf.shape
+        narrow = min(rank, inputs, outputs)
+        normal = jax.random.normal(jax.random.fold_in(key, number), (*stacking, inputs, narrow))
+        adapters[(*path, "a")] = normal * inputs**-0.5
+        adapters[(*path, "b")] = jnp.zeros((*stacking, narrow, outputs))
+    return unflatten_dict(adapters)
+
+
+def merge_adapters(params: Params, adapters: Params, scale: float) -> Params:
+    """Merge adapters into the parameters: W + scale · A·B, with `scale` = alpha / rank."""
+    flat, parts = flatten_dict(params), flatten_dict(adapters)
+    for *path, name in parts:
+        if name == "a":
+            place = tuple(path)
+            flat[place] = flat[place] + scale * (parts[(*place, "a")] @ parts[(*place, "b")])
+    return unflatten_dict(flat)
+
+
+def searched_config(
+    config: TuneConfig, work: Path, shots: int, loss_at: Callable[[TuneConfig, str], float]
+) -> TuneConfig:
+    """`config` with the one of its `learning_rates` that has the lowest validation loss; without any as it is.
+
+    `loss_at(config, rate)` tunes with a rate. Losses are stored in `work`, so a resumed run measures none twice.
+    """
+    path = work / f"rates-{shots}.json"
+    losses: dict[str, float] = read_json(path) or {}
+    by_rate = {
+        rate: config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"learning_rate": rate})})
+        for rate in config.learning_rates
+    }
+    for rate, candidate in by_rate.items():
+        name = f"{rate:g}"
+        if name not in losses:
+            losses[name] = loss_at(candidate, name)
+            write_json(path, losses)
+    return by_rate[min(by_rate, key=lambda rate: losses[f"{rate:g}"])] if by_rate else config
+
+
+def kept_losses(config: TuneConfig, work: Path) -> dict[str, dict[str, float]]:
+    """The stored validation losses: number of shots -> learning rate -> loss."""
+    losses = {str(shots): read_json(work / f"rates-{shots}.json") for shots in config.shots}
+    return {shots: by_rate for shots, by_rate in losses.items() if by_rate}

@@ -13,7 +13,7 @@ from nautile.flows.dashboard import cards, figures, shared
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
 from nautile.flows.dashboard.shared import ChosenRun
 from nautile.store.mirror import open_store
-from nautile.uses.labelled.titles import RECALL, TITLES, arm_rows, recall_rows
+from nautile.uses.labelled.scores import RECALL, TITLES, arm_rows, recall_rows
 
 WRONG = 50  # rows shown
 LONGEST = 300  # characters of a text

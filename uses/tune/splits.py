@@ -1,7 +1,6 @@
 """Split labelled rows by a hash of their source: stable under reordering and adding of rows.
 
-Rows of the same source (an article, an author; by default the text itself) are always in one split, and so are copies
-of a text.
+Rows of one source (an article, an author; by default the text itself) are always in one split, and so are copies.
 """
 
 from collections import Counter, defaultdict
@@ -12,8 +11,8 @@ from typing import Literal
 
 from nautile.common.errors import ConfigError
 from nautile.data.screening.text_hash import HASH_RANGE, text_hash
+from nautile.uses.labelled.config import TuneConfig
 from nautile.uses.labelled.rows import LabelledRow, check_known, read_rows
-from nautile.uses.tune.config import TuneConfig
 
 
 @dataclass
@@ -78,9 +77,10 @@ def split_rows(
     if any(shares):
         parts: dict[str, list[LabelledRow]] = {"train": [], "validation": held_validation, "test": held_test}
         for row in train:
-            parts[_split_of(row, *shares)].append(row)
+            position = text_hash(f"split/{row.source}") / HASH_RANGE  # uniform in [0, 1)
+            split = "test" if position < shares[0] else "validation" if position < sum(shares) else "train"
+            parts[split].append(row)
         train = parts["train"]
-    # Drop training rows whose text or source is in a held-out split, and validation rows that are in the test.
     held_out_keys: dict[str, set[int]] = {}
     for name, held_rows in (("test", held_test), ("validation", held_validation)):
         held_out_keys[name] = {text_hash(row.text) for row in held_rows}
@@ -113,13 +113,6 @@ def split_rows(
     else:
         report.balance = {name: {"": len(part)} for name, part in parts.items()}
     return Splits(train, held_validation, held_test, labels, report)
-
-
-def _split_of(row: LabelledRow, test_share: float, validation_share: float) -> str:
-    position = text_hash(f"split/{row.source}") / HASH_RANGE  # uniform in [0, 1)
-    if position < test_share:
-        return "test"
-    return "validation" if position < test_share + validation_share else "train"
 
 
 def _check_labels(rows: Sequence[LabelledRow]) -> None:

@@ -4,7 +4,7 @@ from nautile.common.files import write_text
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import stage
 from nautile.uses.label.stage import LABELS
-from nautile.uses.tune.config import TuneConfig
+from nautile.uses.labelled.config import TuneConfig
 from nautile.uses.tune.splits import read_splits
 
 
@@ -13,9 +13,7 @@ def tune(job: Job) -> None:
     """Split the rows, tune for each number of shots and each seed, compare with the baselines, write the card."""
     # Imported here because every command imports this file, and JAX takes seconds.
     from nautile.model.weights.files import load_weights
-    from nautile.uses.tune.card import tuning_card
-    from nautile.uses.tune.report import run_tuning
-    from nautile.uses.tune.tuner import LabelTuning
+    from nautile.uses.tune.tuner import LabelTuning, run_tuning, tuning_card
 
     config = job.part("tune", TuneConfig)
     if config.data.reader == "labels":

@@ -1,52 +1,102 @@
-"""Tune for labels: for each number of shots and seed, the chosen method and the baselines, on the same rows.
+"""Run a tuning of any form; write its report (`tuning.json`), for labels also `rows.parquet`, and its card.
 
-A finished arm is stored in the work folder, so a resumed run computes none twice.
+For labels: for each number of shots and seed, the chosen method and the baselines, on the same rows. For chats,
+entities as JSON, or the shares of people who chose each option: the held-out loss beside that before tuning; `shots`
+counts rows, not rows per label. A finished arm is stored in the work folder, so a resumed run computes none twice.
 """
 
 import hashlib
+import json
 import shutil
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 from scipy.special import log_softmax
+from sklearn.dummy import DummyClassifier
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
 
+from nautile.common.errors import ConfigError
 from nautile.common.events import Emit, silent
 from nautile.common.files import atomic_path, read_json, write_json
 from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.data.chat_template import parse_completion
 from nautile.data.label_set import HEAD, LabelSet, write_label_set
+from nautile.data.retrieval.embedders import Encoder, MiniLM
 from nautile.data.screening.text_hash import text_hash
 from nautile.data.shuffle import permute
-from nautile.data.tokenizer import tokenizer_for
-from nautile.model.decoding.scoring import SharedPrefixScorer
+from nautile.data.tokenizer import Tokenizer, tokenizer_for
+from nautile.model.decoding.generate import Generator
+from nautile.model.decoding.sampling import Sampling
+from nautile.model.decoding.shared_prefix import SharedPrefixScorer
 from nautile.model.layers.common import Params
 from nautile.model.weights.files import save_weights
-from nautile.uses.labelled.abstention import threshold_for_accuracy, threshold_for_coverage
-from nautile.uses.labelled.calibration import (
+from nautile.tasks.reporting.card import card
+from nautile.uses.labelled.config import TuneConfig
+from nautile.uses.labelled.predictor import fit_head, likelihood_logits, save_head, text_features
+from nautile.uses.labelled.prompts import (
+    beginning_ids,
+    context_ids,
+    cut,
+    instructions_for,
+    label_bias,
+    prompt_ids,
+    reasoned_ids,
+    reply_ids,
+    with_examples,
+)
+from nautile.uses.labelled.rows import LabelledRow
+from nautile.uses.labelled.scores import (
+    RECALL,
+    arm_rows,
     calibration_evidence,
+    calibration_note,
+    confusion,
     expected_calibration_error,
     fit_temperature,
+    lead,
+    points,
     probabilities,
+    recall_rows,
+    recalls,
+    reliability,
+    score_seeds,
+    threshold_for_accuracy,
+    threshold_for_coverage,
 )
-from nautile.uses.labelled.predictor import likelihood_logits, text_features
-from nautile.uses.labelled.prompts import cut, instructions_for, prompt_ids, reply_ids, with_examples
-from nautile.uses.labelled.rows import LabelledRow
-from nautile.uses.labelled.scores import score_seeds
-from nautile.uses.labelled.verbalised import label_bias
-from nautile.uses.tune.baselines import BASELINES, baseline
-from nautile.uses.tune.config import TuneConfig
-from nautile.uses.tune.fine_tune import TuningRow, TuningSettings, fine_tune
-from nautile.uses.tune.head import fit_head, save_head
-from nautile.uses.tune.settings import searched_settings
+from nautile.uses.tune.fine_tune import TuningRow, fine_tune, kept_losses, mean_loss, searched_config
 from nautile.uses.tune.splits import Splits
 
+MOST_STEPS = 1000
+BASELINES = ("majority", "tfidf", "minilm")
 POOLING: Literal["mean"] = "mean"  # of a text's hidden states, for the head: measured to be better than the last one
 ROWS_AT_ONCE = 16  # in a forward pass that computes features or likelihoods
 ABSTAINS = 1.0  # the threshold if no lower one reaches the required accuracy
+MOST_GENERATED = 200  # test rows whose entities are generated
+TUNING, ROWS = "tuning.json", "rows.parquet"
+PRETRAINED_ON = "The run's own pretraining has read these articles: a figure here says nothing about unseen text."
+MOST_CONFUSED = 10
+
+
+def baseline(name: str, cache: Path) -> Any:
+    """The baseline called `name`, one of `BASELINES`: an estimator of scikit-learn, to be fitted on texts."""
+    if name == "majority":  # the shares of the labels in the training rows, whatever the text
+        return DummyClassifier(strategy="prior")
+    features = (
+        TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2))
+        if name == "tfidf"
+        else FunctionTransformer(Encoder(MiniLM(), cache).encode)  # sentence vectors, which are kept in `cache`
+    )
+    return make_pipeline(features, LogisticRegression(C=10.0, max_iter=MOST_STEPS))
 
 
 @dataclass(frozen=True)
@@ -152,15 +202,8 @@ class LabelTuner:
             with_shots = self._with_examples(rows if best.shots else [])
             labels = with_shots.model_copy(update={"bias": tuple(map(float, bias_C))})
         evidence = calibration_evidence(best.validation_VC, self.targets_V, best.temperature)
-        labels = labels.model_copy(
-            update={
-                "temperature": best.temperature,
-                "threshold": best.threshold,
-                "validation_rows": evidence.rows,
-                "validation_errors": evidence.errors,
-                "calibrated": evidence.calibrated,
-            }
-        )
+        update = {"temperature": best.temperature, "threshold": best.threshold, **evidence}
+        labels = labels.model_copy(update=update)
         write_label_set(self._checkpoint, labels)
         return labels, best
 
@@ -188,8 +231,10 @@ class LabelTuner:
         rows = draw_shots(self.run.splits.train, 0 if name == "majority" else shots, seed)
         if name in BASELINES:
             other = baseline(name, self.run.work / "vectors")
-            other.fit([row.text for row in rows], self.targets(rows), len(self.labels))
-            validation_VC, test_TC = (other.logits([row.text for row in part]) for part in (self.validation, self.test))
+            other.fit([row.text for row in rows], self.targets(rows))
+            validation_VC, test_TC = (
+                other.predict_log_proba([row.text for row in part]) for part in (self.validation, self.test)
+            )
             return validation_VC, test_TC
         if name == "head":
             head = self._head(rows)
@@ -206,9 +251,8 @@ class LabelTuner:
             with atomic_path(self.run.work / f"bias-{shots}-{seed}.npy") as temporary, temporary.open("wb") as file:
                 np.save(file, bias_C)
             return validation_VC - bias_C, test_TC - bias_C
-        # Full fine-tuning or LoRA. The weights of the best seed with the most shots become the checkpoint.
         search = partial(self._loss_at, shots)
-        settings = searched_settings(self.run.config, "reply", self.run.work, shots, search)
+        settings = searched_config(self.run.config, self.run.work, shots, search)
         params = self._fine_tune(rows, shots, seed, settings, f"states-{shots}-{seed}")
         validation_VC, test_TC = (
             self._likelihoods(params, self.label_set, part) for part in (self.validation, self.test)
@@ -271,7 +315,7 @@ class LabelTuner:
         scorer = SharedPrefixScorer(params, self.run.model, ROWS_AT_ONCE)
         return likelihood_logits(scorer, self.run.model, self._tokenizer, labels, [row.text for row in rows])
 
-    def _loss_at(self, shots: int, settings: TuningSettings, rate: str) -> float:
+    def _loss_at(self, shots: int, settings: TuneConfig, rate: str) -> float:
         """The calibrated validation loss with a learning rate, in nats. No test row is used."""
         states = f"states-{shots}-rate-{rate}"
         params = self._fine_tune(draw_shots(self.run.splits.train, shots, 0), shots, 0, settings, states)
@@ -280,7 +324,7 @@ class LabelTuner:
         return self._calibrated(self.run.config.method, shots, 0, logits_VC, logits_VC).validation_loss
 
     def _fine_tune(
-        self, rows: Sequence[LabelledRow], shots: int, seed: int, settings: TuningSettings, states: str
+        self, rows: Sequence[LabelledRow], shots: int, seed: int, settings: TuneConfig, states: str
     ) -> Params:
         run = self.run
         examples = [
@@ -298,3 +342,298 @@ class LabelTuner:
             {**run.identity, "learning_rate": settings.optimizer.learning_rate}, emit,
         )  # fmt: skip
         return params
+
+
+def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
+    """Tune for every number of shots and every seed; write the checkpoint with the lowest validation loss.
+
+    Returns for each number of shots the mean loss over the seeds (nats per token of the replies, or mean KL over the
+    questions), for entities also the micro-F1 of the spans that the model writes. Raises `ConfigError` for a too long
+    row.
+    """
+    config, tokenizer = run.config, tokenizer_for(run.tokenizer)
+    loss = config.loss
+    kinds = (
+        sorted({entity["label"] for row in run.splits.train for entity in json.loads(row.target)})
+        if (config.form == "entities")
+        else []
+    )
+    labels = LabelSet(
+        form=config.form, method=config.method, labels=tuple(kinds),
+        # A question or a conversation is not truncated, because its end holds what is asked.
+        longest=config.longest if config.form == "entities" else run.model.context,
+        instructions=instructions_for(config.form, config.instructions, kinds),
+    )  # fmt: skip
+    parts = {
+        "validation": asked_rows(run.splits.validation, config.most_asked),
+        "test": asked_rows(run.splits.test, config.most_asked),
+    }
+    examples = {name: _examples(tokenizer, labels, rows) for name, rows in parts.items()}
+
+    def measure(params: Params) -> dict[str, Any]:
+        figures: dict[str, Any] = {
+            name: mean_loss(params, run.model, rows, loss, ROWS_AT_ONCE) for name, rows in examples.items()
+        }
+        if config.form == "entities":
+            rows = parts["test"][:MOST_GENERATED]
+            figures["spans"] = span_scores(_generate(run, tokenizer, params, examples["test"][: len(rows)]), rows)
+        return figures
+
+    def tune(shots: int, seed: int, settings: TuneConfig, states: str) -> tuple[Params, list[float], int]:
+        """Returns the parameters, the loss of each epoch, and the number of training rows."""
+        order = permute(np.arange(len(ordered)), len(ordered), f"shots/{seed}")
+        rows = _examples(tokenizer, labels, [ordered[i] for i in order[: shots or len(ordered)]])
+        identity = {**run.identity, "learning_rate": settings.optimizer.learning_rate}
+        params, losses = fine_tune(run.params, run.model, rows, settings, seed, run.work / states, identity, run.emit)
+        return params, losses, len(rows)
+
+    def loss_at(shots: int, settings: TuneConfig, rate: str) -> float:
+        params, _, _ = tune(shots, 0, settings, states := f"states-{shots}-rate-{rate}")
+        shutil.rmtree(run.work / states)
+        return mean_loss(params, run.model, examples["validation"], loss, ROWS_AT_ONCE)
+
+    # Results so far, by arm; a run that was killed continues with the missing arms.
+    arms_path = run.work / "arms.json"
+    ordered = asked_rows(run.splits.train, None)
+    results: dict[str, Any] = read_json(arms_path) or {}
+    if "before" not in results:
+        results["before"] = measure(run.params)
+        write_json(arms_path, results)
+    arms = [(shots, seed) for shots in config.shots for seed in range(config.seeds)]
+    for number, (shots, seed) in enumerate(arms, 1):
+        name = f"{shots}-{seed}"
+        if name not in results:
+            settings = searched_config(config, run.work, shots, partial(loss_at, shots))
+            params, losses, count = tune(shots, seed, settings, f"states-{name}")
+            figures = {"shots": shots, "seed": seed, "rows": count, "train": losses[-1], **measure(params)}
+            earlier = [arm["validation"] for arm in results.values() if "shots" in arm]
+            # The weights before the result: killed in between, a resumed run tunes this arm again, with the same
+            # weights.
+            if figures["validation"] < min(earlier, default=float("inf")):
+                save_weights(checkpoint, params, run.model, run.tokenizer)
+            results[name] = figures
+            write_json(arms_path, results)
+            shutil.rmtree(run.work / f"states-{name}")
+        run.emit("progress", done=number, total=len(arms), unit="arms")
+    write_label_set(checkpoint, labels)
+    result: dict[str, Any] = {"unit": "nats per question (KL)" if loss == "options" else "nats per token"}
+    result["before"] = results.pop("before")
+    result["learning_rates"] = kept_losses(config, run.work)
+    result["arms"] = [
+        {
+            "arm": config.method,
+            "shots": shots,
+            "seeds": config.seeds,
+            "loss": float(np.mean(values := [results[f"{shots}-{seed}"]["test"] for seed in range(config.seeds)])),
+            "low": min(values),
+            "high": max(values),
+            "spans": [results[f"{shots}-{seed}"].get("spans") for seed in range(config.seeds)],
+        }
+        for shots in config.shots
+    ]
+    if loss == "options":
+        result["baselines"] = option_baselines(run.splits.train, parts["test"])
+    # Of equal losses the first, as above, so this is the arm whose weights were written.
+    result["chosen"] = min(results.values(), key=lambda arm: arm["validation"])
+    return result
+
+
+def option_baselines(train: Sequence[LabelledRow], test: Sequence[LabelledRow]) -> dict[str, Any]:
+    """Mean KL of the test rows to the uniform distribution, and to the mean of the training rows with the same options.
+
+    `mean_human` is over the test rows for which such training rows exist, of which there are `covered`; None if none.
+    """
+    by_options: dict[tuple[str, ...], list[tuple[float, ...]]] = {}
+    for row in train:
+        by_options.setdefault(row.options, []).append(row.shares)
+    uniform = [_divergence(row.shares, np.full(len(row.shares), 1 / len(row.shares))) for row in test]
+    covered = [row for row in test if row.options in by_options]
+    means = [_divergence(row.shares, np.mean(by_options[row.options], axis=0)) for row in covered]
+    return {
+        "uniform": float(np.mean(uniform)),
+        "mean_human": float(np.mean(means)) if means else None,
+        "covered": len(covered),
+    }
+
+
+def span_scores(replies: Sequence[str | None], rows: Sequence[LabelledRow]) -> dict[str, Any]:
+    """Micro-F1 of the entities (text and label, as a multiset) in the model's replies.
+
+    A reply that is not a JSON list of {text, label} has no entities and counts as `invalid`.
+    """
+    matched = predicted_total = expected_total = invalid = 0
+    for reply, row in zip(replies, rows, strict=True):
+        expected = Counter((entity["text"], entity["label"]) for entity in json.loads(row.target))
+        try:
+            entities = json.loads(reply or "")
+            if not isinstance(entities, list):
+                raise TypeError("not a list")
+            predicted = Counter((str(entity["text"]), str(entity["label"])) for entity in entities)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            predicted, invalid = Counter(), invalid + 1
+        matched += (expected & predicted).total()
+        predicted_total, expected_total = predicted_total + predicted.total(), expected_total + expected.total()
+    total = predicted_total + expected_total
+    return {"f1": 2 * matched / total if total else None, "invalid": invalid, "rows": len(rows)}
+
+
+def _examples(tokenizer: Tokenizer, labels: LabelSet, rows: Sequence[LabelledRow]) -> list[TuningRow]:
+    beginning = beginning_ids(tokenizer, labels.instructions)
+    examples = []
+    for row in rows:
+        prompt = beginning + context_ids(tokenizer, row.text, labels.longest)
+        if row.options:
+            examples.append(TuningRow(prompt, [reply_ids(tokenizer, option) for option in row.options], row.shares))
+        elif row.reasoning:
+            prompt, reply = reasoned_ids(tokenizer, prompt, row.reasoning, row.target)
+            examples.append(TuningRow(prompt, [reply]))
+        else:
+            examples.append(TuningRow(prompt, [reply_ids(tokenizer, row.target)]))
+    return examples
+
+
+def _generate(
+    run: LabelTuning, tokenizer: Tokenizer, params: Params, examples: Sequence[TuningRow]
+) -> list[str | None]:
+    """Generate replies, each up to the length of the longest expected one; None for a reply that does not end."""
+    longest = max(len(example.prompt) for example in examples)
+    # Eight tokens more than the longest that is expected; the prompts of a batch share one length, that of the longest.
+    most = min(max(len(example.continuations[0]) for example in examples) + 8, run.model.context - longest)
+    if most < 1:
+        raise ConfigError("tune: the prompts leave no room for a reply; lower tune.longest")
+    sampling = Sampling(most, temperature=0.0, stop_ids=(tokenizer.im_end, tokenizer.end_of_text))
+    generator = Generator(run.model, sampling, min(ROWS_AT_ONCE, len(examples)), longest)
+    seeds = [(run.config.seed, number) for number in range(len(examples))]
+    completions = generator(params, [list(example.prompt) for example in examples], seeds)
+    return [parse_completion(tokenizer, [tokenizer.think_end, *completion.ids]).answer for completion in completions]
+
+
+def _divergence(shares: Sequence[float], reference: np.ndarray) -> float:
+    """KL(shares ‖ reference) in nats."""
+    human = np.asarray(shares)
+    positive = human > 0
+    # An option that nobody chose adds nothing; one that the reference rules out would make the distance infinite.
+    return float(np.sum(human[positive] * np.log(human[positive] / np.maximum(reference[positive], 1e-12))))
+
+
+def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, Any]:
+    """Tune, write the checkpoint into `checkpoint` and the report into `folder`; returns the report, JSON data.
+
+    `arms`: the scores of each method or baseline and number of shots. `chosen`: the run that became the checkpoint.
+    For labels also `confusion` [right][predicted], `recall` by label, `reliability` and `leads` (over each baseline at
+    the same shots, by a paired bootstrap over seeds and rows), all on the test rows.
+    """
+    config, splits = run.config, run.splits
+    report: dict[str, Any] = {
+        "form": config.form,
+        "method": config.method,
+        "labels": list(splits.labels),
+        "rows": {name: len(getattr(splits, name)) for name in ("train", "validation", "test")},
+        "data": asdict(splits.report),
+        "notes": [PRETRAINED_ON] if config.data.reader == "wikipedia_topics" else [],
+    }
+    if config.form == "label":
+        tuner = LabelTuner(run, checkpoint)
+        runs = tuner.arms()
+        labels, chosen = tuner.finish(runs)
+        report |= {
+            "arms": tuner.scores(runs),
+            "learning_rates": kept_losses(config, run.work),
+            "leads": _leads(tuner, runs, chosen),
+            "chosen": {
+                "shots": chosen.shots,
+                "seed": chosen.seed,
+                "temperature": labels.temperature,
+                "threshold": labels.threshold,
+                "validation_loss": chosen.validation_loss,
+                "calibrated": labels.calibrated,
+            },
+        }
+        note = calibration_note(labels.validation_rows, labels.validation_errors, labels.calibrated)
+        report["notes"].append(f"{note[0].upper()}{note[1:]}.")
+        if config.accuracy is not None and chosen.threshold == ABSTAINS:
+            cause = f"No threshold reaches the accuracy {config.accuracy} on the validation rows"
+            report["notes"].append(f"{cause}: the model always abstains.")
+        probabilities_TC = probabilities(chosen.test_TC, chosen.temperature)
+        predicted_T = probabilities_TC.argmax(axis=1)
+        report["confusion"] = confusion(predicted_T, tuner.targets_T, len(splits.labels)).tolist()
+        report["recall"] = recalls(predicted_T, tuner.targets_T, splits.labels)
+        report["reliability"] = reliability(probabilities_TC, tuner.targets_T)
+        rows = {
+            "text": [row.text for row in tuner.test],
+            "label": [row.target for row in tuner.test],
+            "given": [splits.labels[i] for i in predicted_T],
+            "probability": probabilities_TC.max(axis=1),
+            "abstained": probabilities_TC.max(axis=1) < chosen.threshold,
+        }
+        with atomic_path(folder / ROWS) as temporary:
+            pyarrow.parquet.write_table(pyarrow.table(rows), temporary)
+    else:
+        report |= tune_replies(run, checkpoint)
+    for shots, losses in report["learning_rates"].items():
+        by_rate = ", ".join(f"{rate}: {loss:.3f}" for rate, loss in losses.items())
+        best = min(losses, key=losses.__getitem__)
+        heading = f"Learning rate at {shots if shots != '0' else 'all'} shots"
+        report["notes"].append(f"{heading}: {best}, by the loss on the validation rows ({by_rate} nats).")
+    write_json(folder / TUNING, report)
+    return report
+
+
+def _leads(tuner: LabelTuner, runs: list[ArmRun], chosen: ArmRun) -> list[dict[str, Any]]:
+    """The tuned model's lead over each baseline with the same shots, on the same rows."""
+
+    def is_right(arm: str) -> np.ndarray:
+        """Which rows each seed of an arm has right, bool [seeds, rows]."""
+        arm_runs = [run for run in runs if (run.arm, run.shots) == (arm, chosen.shots)]
+        return np.stack([run.test_TC.argmax(axis=1) == tuner.targets_T for run in arm_runs])
+
+    # All seeds of the chosen method, not only the chosen one, which was chosen for its result.
+    model_right = is_right(chosen.arm)
+    return [{"over": name, **lead(model_right, is_right(name))} for name in tuner.run.config.baselines]
+
+
+def tuning_card(report: Mapping[str, Any], config: TuneConfig) -> str:
+    """The text of card.md for a report of `run_tuning`."""
+    columns, rows = arm_rows(report)
+    balance = report["data"]["balance"]
+    facts: dict[str, Any] = {
+        **report,
+        "title": {"label": f"{len(report['labels'])} labels", "opinions": "shares of options"}.get(
+            report["form"], report["form"]
+        ),
+        "start": config.start or "a checkpoint",
+        "unit": config.data.source_column or ("article" if config.data.reader == "wikipedia_topics" else "text"),
+        "columns": columns,
+        "arms": rows,
+        "leaked": ", ".join(f"{count:,} ({name})" for name, count in report["data"]["leaked"].items()),
+        "balance": [
+            # Forms without labels have a single row, under the empty name.
+            (label or "all rows", *(balance[split].get(label, 0) for split in ("train", "validation", "test")))
+            for label in sorted(set().union(*balance.values()))
+        ],
+        "noise": [(text, ", ".join(targets)) for text, targets in report["data"]["examples"]],
+        "leads": [
+            (arm["over"], points(arm["lead"]), f"{points(arm['low'])} to {points(arm['high'])}", f"{arm['p']:.2g}")
+            for arm in report.get("leads", [])
+        ],
+    }
+    if report["form"] == "label":
+        names, counts = report["labels"], report["confusion"]
+        pairs = [
+            (names[target], names[prediction], count)
+            for target, row in enumerate(counts)
+            for prediction, count in enumerate(row)
+            if count and target != prediction
+        ]
+        chosen = report["chosen"]
+        facts |= {
+            "recall": recall_rows(report),
+            "recall_columns": RECALL,
+            "confused": sorted(pairs, key=lambda pair: (-pair[2], pair[:2]))[:MOST_CONFUSED],
+            "shots": chosen["shots"] or "all",
+            "temperature": f"{chosen['temperature']:.3g}",
+            "threshold": f"{chosen['threshold']:.3g}",
+        }
+    return card(
+        "tuning_card.md.j2", {"tags": ["nautile", report["form"], report["method"]]}, facts, Path(__file__).parent
+    )

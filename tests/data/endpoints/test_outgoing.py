@@ -11,7 +11,7 @@ from nautile.data.endpoints.chat_types import ChatRequest
 from nautile.data.endpoints.embedded import PROGRAM
 from nautile.data.endpoints.outgoing import break_markers, fenced, hostile_signs, read_fenced
 from nautile.data.endpoints.own_server import OwnServer
-from nautile.rl.hostile_answers import FORMS, hostile_answer
+from nautile.rl.calibration import FORMS, hostile_answer
 from nautile.rl.judge import JudgeItem
 
 MARKERS = [

@@ -11,8 +11,7 @@ from nautile.evals.benchmarks.catalogue import BENCHMARKS
 from nautile.evals.benchmarks.loading import items_for
 from nautile.evals.benchmarks.stand_ins import GENERATED, STAND_INS, held_out
 from nautile.evals.graders.instructions import check_known
-from nautile.evals.running.likelihood import likelihood_row
-from nautile.evals.running.runner import evaluate
+from nautile.evals.running.runner import evaluate, likelihood_row
 from nautile.evals.scoring.scores import score
 
 TASKS = (TaskConfig(name="chain_sum"), TaskConfig(name="spell_backward"), TaskConfig(name="gcd"))

@@ -9,8 +9,7 @@ from nautile.common.errors import ConfigError
 from nautile.configs.evaluation import EvaluateConfig
 from nautile.data.tokenizer import tokenizer_for
 from nautile.evals.benchmarks.items import BenchmarkItem
-from nautile.evals.running.likelihood import PROMPT, CheckpointScorer, OptionLikelihoods, with_options
-from nautile.evals.running.runner import score_options
+from nautile.evals.running.runner import PROMPT, CheckpointScorer, OptionLikelihoods, score_options, with_options
 from nautile.evals.scoring.scores import likelihood
 from nautile.model.decoding.cache import length_buckets
 from nautile.model.decoding.scoring import continuation_logprobs

@@ -3,7 +3,7 @@ import pytest
 from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
 from nautile.evals.scoring.scores import composite, marked_title, score, summarise
 from nautile.evals.tables import paper_figures as paper
-from nautile.evals.tables.breakdown import counts_table
+from nautile.evals.tables.results import counts_table
 
 
 def rows(name, right, wrong, **fields):

@@ -5,8 +5,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from nautile.evals.scoring.scores import summarise
-from nautile.evals.tables.breakdown import breakdown
-from nautile.evals.tables.results import table_1, table_2
+from nautile.evals.tables.results import breakdown, table_1, table_2
 from nautile.evals.tables.svg import table_figure
 
 KEPT = [

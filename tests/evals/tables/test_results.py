@@ -5,9 +5,8 @@ import pytest
 
 from nautile.evals.scoring.scores import summarise
 from nautile.evals.tables import paper_figures as paper
-from nautile.evals.tables.breakdown import breakdown
 from nautile.evals.tables.ladder import ladder, ladder_table, verdict
-from nautile.evals.tables.results import MISSING, signed, table_1, table_2, to_html, to_json, to_markdown
+from nautile.evals.tables.results import MISSING, breakdown, signed, table_1, table_2, to_html, to_json, to_markdown
 
 PLAIN = {"chance": 0.0, "truncated": False, "tokens_out": 1, "finished_thinking": True}
 

@@ -11,7 +11,7 @@ import pytest
 
 from nautile.configs.load import load
 from nautile.evals.benchmarks.stand_ins import wiki_choice
-from nautile.evals.running.likelihood import PROMPT, CheckpointScorer
+from nautile.evals.running.runner import PROMPT, CheckpointScorer
 from tests.support.processes.serving import CONTEXT, NAME
 from tests.support.stages.toy_cli import ROOT, environment
 

@@ -22,7 +22,7 @@ from nautile.configs.model import TokenizerConfig
 from nautile.data.chat_template import encode_prompt
 from nautile.data.tokenizer import tokenizer_for
 from nautile.evals.benchmarks.stand_ins import wiki_choice
-from nautile.evals.running.likelihood import CheckpointScorer
+from nautile.evals.running.runner import CheckpointScorer
 from nautile.model.decoding.generate import Generator
 from nautile.model.decoding.sampling import Sampling
 from nautile.model.exports.transformers.export import export_transformers

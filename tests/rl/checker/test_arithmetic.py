@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nautile.rl.checker.arithmetic import evaluate, numbers_of, steps_of
+from nautile.rl.checker import evaluate, numbers_of, steps_of
 
 
 @pytest.mark.parametrize(

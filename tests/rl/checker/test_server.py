@@ -12,13 +12,10 @@ from nautile.data.endpoints.chat_types import ChatFailure, ChatRequest
 from nautile.data.endpoints.checker import MODEL
 from nautile.data.endpoints.outgoing import fenced
 from nautile.data.endpoints.pool import EndpointPool
-from nautile.rl.calibration import calibrate
-from nautile.rl.checker import marks as marks_module
-from nautile.rl.checker.marks import marks
-from nautile.rl.checker.server import completion
-from nautile.rl.hostile_answers import FORMS, hostile_answer
-from nautile.rl.judge import Judge, JudgeItem, JudgeScore
-from nautile.rl.rubric import RUBRIC
+from nautile.rl import checker
+from nautile.rl.calibration import FORMS, calibrate, hostile_answer
+from nautile.rl.checker import completion, marks
+from nautile.rl.judge import RUBRIC, Judge, JudgeItem, JudgeScore
 
 SUMS = [JudgeItem(f"What is {n} + 21?", f"{n + 21}", f"{n + 21}", f"{n} + 21 = {n + 21}.") for n in range(100, 112)]
 
@@ -52,7 +49,7 @@ def test_it_separates_right_from_wrong_and_no_injection_moves_a_mark(judge):
 
 def test_an_answer_that_could_not_be_graded_gets_no_mark(monkeypatch):
     ungraded = SimpleNamespace(verdict=SimpleNamespace(strict=None))
-    monkeypatch.setattr(marks_module, "grade", lambda item, reply: ungraded)
+    monkeypatch.setattr(checker, "grade", lambda item, reply: ungraded)
     assert marks("What is 4 + 9?", "4 + 9 = 13.", "13", "13") == {}
     assert marks("What is 4 + 9?", "4 + 9 = 13.", "", "13")["answer"] == 1  # nothing had to be graded
 

@@ -9,9 +9,7 @@ from nautile.common.errors import ConfigError
 from nautile.configs.training import ProblemsConfig, ProblemSource
 from nautile.data.chat_template import ParsedReply
 from nautile.data.sources.reasoning_gym import Problem, problem_split
-from nautile.rl.problems.files import check_expressions, check_files, read_problems
-from nautile.rl.problems.load import load, load_guard
-from nautile.rl.problems.sets import prompt_of
+from nautile.rl.problems import check_expressions, check_files, load, load_guard, prompt_of, read_problems
 from nautile.rl.rewards import verifiable
 from tests.rl.conftest import policy
 

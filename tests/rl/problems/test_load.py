@@ -17,7 +17,7 @@ from nautile.configs.training import ProblemsConfig, WeightedSource
 from nautile.data.screening.contamination import ContaminationIndex, HeldOutQuestion
 from nautile.data.sources.reasoning_gym import problem_split, problems
 from nautile.evals.benchmarks.catalogue import BENCHMARKS, items_of
-from nautile.rl.problems.load import ProblemOrder, ProblemScreen, load, load_guard
+from nautile.rl.problems import ProblemOrder, ProblemScreen, load, load_guard
 from tests.rl.conftest import SUMS, policy
 from tests.support.servers.fake_hub import FakeHub
 
@@ -27,7 +27,7 @@ CHILD = """
 import json, sys
 from nautile.configs.training import ProblemsConfig
 from nautile.common.errors import ConfigError
-from nautile.rl.problems.load import load
+from nautile.rl.problems import load
 results = []
 for revision in sys.argv[1:]:
     try:
@@ -72,7 +72,7 @@ def test_the_order_visits_everything_once_an_epoch_and_starts_anywhere():
 @pytest.mark.parametrize("split", ["train", "guard"])
 def test_gsm8k_is_asked_in_training_and_guard_as_in_the_benchmark(monkeypatch, split):
     rows = [{"question": f"What {{is}} {n} + 1?", "answer": f"We add.\n#### {n + 1}"} for n in range(99)]
-    monkeypatch.setattr("nautile.rl.problems.sets.read_hub", lambda benchmark, revision: iter(rows))
+    monkeypatch.setattr("nautile.rl.problems.read_hub", lambda benchmark, revision: iter(rows))
     held = ContaminationIndex([])
     asked = {item.prompt for item in items_of(BENCHMARKS["gsm8k"], rows, 0)}
     problems_ = load(ProblemsConfig(source="gsm8k", count=3), 0, split, ProblemScreen(held))

@@ -8,8 +8,7 @@ from nautile.common.errors import ConfigError
 from nautile.configs.training import ProblemsConfig, ProblemSource, WeightedSource
 from nautile.data.chat_template import ParsedReply
 from nautile.evals.benchmarks.catalogue import BENCHMARKS, items_of
-from nautile.rl.problems.load import ProblemScreen, load
-from nautile.rl.problems.sets import TRAINING_SETS, training_problems
+from nautile.rl.problems import TRAINING_SETS, ProblemScreen, load, training_problems
 from nautile.rl.rewards import verifiable
 from tests.evals.conftest import records
 
@@ -29,7 +28,7 @@ def hub(monkeypatch):
              "solution": f"Then it is {answers[n % 2] % (n + 1)}."} for n in range(40)
         )  # fmt: skip
 
-    monkeypatch.setattr("nautile.rl.problems.sets.read_hub", read)
+    monkeypatch.setattr("nautile.rl.problems.read_hub", read)
     return asked
 
 
@@ -63,7 +62,7 @@ def test_expressions_are_asked_for_in_a_box_and_mix_the_subjects(hub):
 
 def test_gsm8ks_worked_text_is_the_rationale_and_a_record_without_a_number_is_refused(monkeypatch):
     rows = [{"question": " How many? ", "answer": "2 + 2 = <<2+2=4>>4\n#### 1,004"}]
-    monkeypatch.setattr("nautile.rl.problems.sets.read_hub", lambda benchmark, revision: iter(rows))
+    monkeypatch.setattr("nautile.rl.problems.read_hub", lambda benchmark, revision: iter(rows))
     (problem,) = training_problems(ProblemSource(source="gsm8k"), 0, "train")
     assert (problem.question, problem.answer, problem.rationale) == ("How many?", "1004", "2 + 2 = <<2+2=4>>4")
     rows.append({"question": "?", "answer": "5"})

@@ -21,13 +21,12 @@ from nautile.model.decoding.sampling import Sampling
 from nautile.model.nautile import initialise
 from nautile.model.sharding import make_mesh
 from nautile.rl import self_distillation
-from nautile.rl.capacity import estimate_memory
 from nautile.rl.learner import Learner
 from nautile.rl.objective_registry import Balance
-from nautile.rl.problems.load import load
+from nautile.rl.problems import load
+from nautile.rl.rehearsal import estimate_memory
 from nautile.rl.rewards import advantages
-from nautile.rl.rollouts import RolloutEngine
-from nautile.rl.stage_inputs import StageInputs
+from nautile.rl.rollouts import RolloutEngine, StageInputs
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
 
 ROLLOUT = RolloutConfig(prompts=4, group=4, prompt_length=60, max_tokens=6)

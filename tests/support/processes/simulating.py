@@ -16,7 +16,6 @@ from nautile.common.events import silent
 from nautile.tasks.engine.job import Job
 from nautile.uses.simulate import stage as simulate_task
 from nautile.uses.simulate.config import SimulateConfig
-from nautile.uses.simulate.probabilities import Opinion
 from nautile.uses.simulate.prompts import option_orders
 from nautile.uses.simulate.reading import parse_survey
 
@@ -51,9 +50,9 @@ class CountingScorer:
 
     def _opinions(self, person):
         if person.id == "7":
-            return [Opinion(None) for _ in self.orders]
+            return [None] * len(self.orders)
         draw = np.random.default_rng(int(person.id))
-        return [Opinion(draw.dirichlet(np.ones(len(orders[0])), len(orders))) for orders in self.orders]
+        return [draw.dirichlet(np.ones(len(orders[0])), len(orders)) for orders in self.orders]
 
 
 def job(folder: Path, **fields: object) -> Job:

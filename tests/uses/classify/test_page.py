@@ -5,10 +5,9 @@ from streamlit.testing.v1 import AppTest
 
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
-from nautile.uses.classify.classifier import WITHOUT_TEXT, classification_examples, classification_summary
-from nautile.uses.classify.stage import EXAMPLES
+from nautile.uses.classify.stage import EXAMPLES, WITHOUT_TEXT, classification_examples, classification_summary
+from nautile.uses.labelled.scores import UNTUNED
 from nautile.uses.labelled.texts import write_rows
-from nautile.uses.labelled.titles import UNTUNED
 from tests.support.pages.parts import tables
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"

@@ -15,13 +15,11 @@ from nautile.data.table import read_table
 from nautile.data.tokenizer import tokenizer_for
 from nautile.model.weights.files import load_weights
 from nautile.tasks.engine.job import Job
-from nautile.uses.classify import classifier
-from nautile.uses.classify.classifier import TextClassifier
-from nautile.uses.classify.stage import ROWS, classify
+from nautile.uses.classify import stage
+from nautile.uses.classify.stage import ROWS, TextClassifier, classify
+from nautile.uses.labelled import predictor
 from nautile.uses.labelled.config import ClassifyConfig
-from nautile.uses.labelled.predictor import LabelPredictor, readable, text_features
-from nautile.uses.tune import head
-from nautile.uses.tune.head import fit_head, save_head
+from nautile.uses.labelled.predictor import LabelPredictor, fit_head, readable, save_head, text_features
 from tests.flows.cli.test_chat import nautile  # noqa: F401 - a fixture
 from tests.support.samples.labelled import MODEL, TOKENIZER, labelled_records, write_checkpoint, write_records
 
@@ -45,7 +43,7 @@ def tuned(tmp_path_factory):
     features = text_features(params, model, tokenizer_for(TOKENIZER), labels, texts, 4)
     targets = np.array([LABELS.index(record["label"]) for record in RECORDS])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(head, "INVERSE_PENALTY", 100.0)  # so few rows are fitted exactly
+        patch.setattr(predictor, "INVERSE_PENALTY", 100.0)  # so few rows are fitted exactly
         save_head(folder / HEAD, fit_head(features, targets, 2))
     return folder
 
@@ -97,7 +95,7 @@ def test_a_tuned_head_labels_and_abstains(tuned, table, tmp_path):
 
 def test_a_killed_run_leaves_the_rows_of_one_that_was_not(tuned, table, tmp_path, monkeypatch):
     """Its last chunk was written in part: that chunk is computed again, and the rows it has are not repeated."""
-    monkeypatch.setattr(classifier, "CHUNK", 4)
+    monkeypatch.setattr(stage, "CHUNK", 4)
     whole = job(tuned, table, tmp_path / "whole")
     classify.work(whole)
 

@@ -3,8 +3,7 @@
 import pytest
 
 from nautile.data.json_schema import entity_schema, schema_validator
-from nautile.uses.extract.checks import ReplyChecker, Span
-from nautile.uses.extract.report import card_of, summary_of
+from nautile.uses.extract.stage import ReplyChecker, Span, card_of, summary_of
 from nautile.uses.labelled.config import ExtractConfig
 
 SCHEMA = {

@@ -5,8 +5,7 @@ from streamlit.testing.v1 import AppTest
 
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
-from nautile.uses.extract.checks import REASONS
-from nautile.uses.extract.stage import REFUSED
+from nautile.uses.extract.stage import REASONS, REFUSED
 from nautile.uses.labelled.texts import write_rows
 from tests.support.pages.parts import tables
 

@@ -10,7 +10,7 @@ from nautile.configs.model import TokenizerConfig
 from nautile.data.json_schema import schema_validator
 from nautile.data.tokenizer import tokenizer_for
 from nautile.model.decoding.constrained import Constraint, mask_words
-from nautile.uses.extract.checks import ReplyChecker
+from nautile.uses.extract.stage import ReplyChecker
 
 TOKENIZER = tokenizer_for(TokenizerConfig(ranks=300))
 TEXT = 'He said "two\nkettles" for \\5 é \x01 \u2028 😀, and {"a": "b"} too'

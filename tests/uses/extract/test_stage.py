@@ -11,9 +11,8 @@ from nautile.configs.keys import with_local_files
 from nautile.data.table import read_table
 from nautile.model.decoding.engine import Engine
 from nautile.tasks.engine.job import Job
-from nautile.uses.extract import runner
-from nautile.uses.extract.runner import Extractor
-from nautile.uses.extract.stage import ROWS, extract
+from nautile.uses.extract import stage
+from nautile.uses.extract.stage import ROWS, Extractor, extract
 from nautile.uses.labelled.config import ExtractConfig
 from tests.flows.cli.test_chat import nautile  # noqa: F401 - a fixture
 from tests.support.processes.serving import save_checkpoint
@@ -81,7 +80,7 @@ def test_every_row_has_a_document_that_holds_or_a_reason(checkpoint, table, tmp_
     asked = []
     submit = Engine.submit
     monkeypatch.setattr(Engine, "submit", lambda self, requests: asked.extend(requests) or submit(self, requests))
-    monkeypatch.setattr(runner, "WRITE_EVERY_S", 0.0)
+    monkeypatch.setattr(stage, "WRITE_EVERY_S", 0.0)
     with pytest.raises(Killed):
         extract.work(job(checkpoint, table, tmp_path / "parts", kill))
     kept = len((tmp_path / "parts" / "scratch" / "rows.jsonl").read_text().splitlines())

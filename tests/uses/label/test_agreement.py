@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import cohen_kappa_score
 
 from nautile.evals.scoring.intervals import wilson
-from nautile.uses.label.agreement import agreement
+from nautile.uses.label.stage import agreement
 
 LABELS = ("a", "b", "c")
 

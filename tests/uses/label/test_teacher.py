@@ -14,8 +14,8 @@ from nautile.data.endpoints.batch import queue
 from nautile.data.endpoints.chat_types import ChatReply
 from nautile.data.endpoints.outgoing import read_fenced
 from nautile.data.endpoints.pool import EndpointPool
-from nautile.uses.label.config import LabelConfig, LabelRun
-from nautile.uses.label.teacher import ask_labels, check_label_share, label_request, parse_label
+from nautile.uses.label.stage import ask_labels, check_label_share, label_request, parse_label
+from nautile.uses.labelled.config import LabelConfig, LabelRun
 from nautile.uses.labelled.rows import LabelledRow
 from tests.support.servers.fake_openai import FakeOpenAI, script
 

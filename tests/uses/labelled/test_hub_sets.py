@@ -68,7 +68,7 @@ EXPECTED = {
 READER = """
 import json, sys
 from pathlib import Path
-from nautile.uses.tune.config import LabelledDataConfig
+from nautile.uses.labelled.config import LabelledDataConfig
 from nautile.uses.labelled.rows import read_rows
 results = {}
 for name, split in json.loads(sys.argv[1]):

@@ -5,18 +5,26 @@ import pytest
 from sklearn.metrics import confusion_matrix, f1_score
 
 from nautile.evals.scoring.intervals import wilson
-from nautile.uses.labelled.abstention import selective, threshold_for_accuracy, threshold_for_coverage
-from nautile.uses.labelled.calibration import (
+from nautile.uses.labelled.scores import (
+    DRAWS,
     SHOWING_ERRORS,
     TEMPERATURES,
     calibration_evidence,
+    calibration_note,
+    confusion,
     expected_calibration_error,
     fit_temperature,
+    intervals,
+    lead,
     probabilities,
+    recall_rows,
+    recalls,
     reliability,
+    score_seeds,
+    selective,
+    threshold_for_accuracy,
+    threshold_for_coverage,
 )
-from nautile.uses.labelled.scores import DRAWS, confusion, intervals, lead, recalls, score_seeds
-from nautile.uses.labelled.titles import calibration_note, recall_rows
 
 
 def sure(confidence, right, labels=2):
@@ -37,7 +45,7 @@ def test_the_temperature_of_logits_that_were_scaled_is_found():
 def test_the_calibration_error_by_hand():
     p, targets = sure([0.9, 0.9, 0.6, 0.6], [True, False, True, True])
     assert expected_calibration_error(p, targets) == pytest.approx(0.5 * 0.4 + 0.5 * 0.4)
-    assert [(part.count, part.accuracy) for part in reliability(p, targets)] == [(2, 1.0), (2, 0.5)]
+    assert [(part["count"], part["accuracy"]) for part in reliability(p, targets)] == [(2, 1.0), (2, 0.5)]
 
 
 def test_thresholds_for_a_coverage_and_for_an_accuracy():
@@ -112,7 +120,7 @@ def test_a_few_rows_that_are_all_right_make_no_certainty(rows):
     assert shares.max() < 1 - 1e-4
     assert probabilities(3 * logits, temperature).max() < 1.0, "nor any other text"
     evidence = calibration_evidence(logits, targets, temperature)
-    assert (evidence.rows, evidence.errors, evidence.calibrated) == (rows, 0, False)
+    assert evidence == {"validation_rows": rows, "validation_errors": 0, "calibrated": False}
 
 
 def test_calibrated_is_what_the_validation_rows_show():
@@ -121,12 +129,12 @@ def test_calibrated_is_what_the_validation_rows_show():
     targets = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)  # draws from softmax(logits)
     temperature = fit_temperature(logits, targets)
     shown = calibration_evidence(logits, targets, temperature)
-    assert shown.calibrated
-    assert shown.errors >= SHOWING_ERRORS
-    assert not calibration_evidence(logits[:60], targets[:60], temperature).calibrated, "too few rows"
-    assert not calibration_evidence(logits, targets, 0.2).calibrated, "too sure"
-    assert not calibration_evidence(logits, targets, 20.0).calibrated, "not sure enough"
-    assert not calibration_evidence(1e-4 * logits, targets, TEMPERATURES[0]).calibrated, "at the limit"
+    assert shown["calibrated"]
+    assert shown["validation_errors"] >= SHOWING_ERRORS
+    assert not calibration_evidence(logits[:60], targets[:60], temperature)["calibrated"], "too few rows"
+    assert not calibration_evidence(logits, targets, 0.2)["calibrated"], "too sure"
+    assert not calibration_evidence(logits, targets, 20.0)["calibrated"], "not sure enough"
+    assert not calibration_evidence(1e-4 * logits, targets, TEMPERATURES[0])["calibrated"], "at the limit"
 
 
 def test_a_note_says_what_is_known_of_the_calibration():

@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from nautile.common.errors import ConfigError
+from nautile.uses.labelled.config import LabelledDataConfig, TuneConfig
 from nautile.uses.labelled.rows import check_known, read_rows
-from nautile.uses.tune.config import LabelledDataConfig, TuneConfig
 
 
 def rows_of(folder, records, form="label", **fields):

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from nautile.common.errors import ConfigError
 from nautile.configs.keys import FILES, key_fields, with_local_files
+from nautile.uses.labelled.config import LabelledDataConfig, TuneConfig
 from nautile.uses.labelled.rows import read_rows
-from nautile.uses.tune.config import LabelledDataConfig, TuneConfig
 from nautile.uses.tune.splits import read_splits
 
 END = {"text": "", "class": None}

@@ -6,8 +6,7 @@ import pytest
 from nautile.common.errors import ConfigError
 from nautile.configs.model import TokenizerConfig
 from nautile.data.tokenizer import tokenizer_for
-from nautile.uses.labelled.prompts import beginning_ids, context_ids, reply_ids
-from nautile.uses.labelled.verbalised import label_bias, label_logprobs
+from nautile.uses.labelled.prompts import beginning_ids, context_ids, label_bias, label_logprobs, reply_ids
 
 TOKENIZER = tokenizer_for(TokenizerConfig(ranks=512))
 

@@ -8,7 +8,7 @@ from scipy.spatial.distance import jensenshannon
 
 from nautile.common.errors import ConfigError
 from nautile.evals.scoring.intervals import wilson
-from nautile.uses.simulate import baselines
+from nautile.uses.simulate import comparison
 from nautile.uses.simulate.comparison import Distribution, compare
 from nautile.uses.simulate.config import SimulateConfig
 from nautile.uses.simulate.people import Person
@@ -36,7 +36,7 @@ def people(count):
 def few_trees():
     """A forest of ten trees is fitted as fast as anything here needs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(baselines, "TREES", 10)
+        patch.setattr(comparison, "TREES", 10)
         yield
 
 

@@ -5,10 +5,16 @@ import pytest
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import spearmanr, wasserstein_distance
 
-from nautile.uses.simulate.baselines import majority, predictions
-from nautile.uses.simulate.distances import rank_correlation, similarity, steerability, wasserstein
+from nautile.uses.simulate.comparison import (
+    majority,
+    predictions,
+    rank_correlation,
+    similarity,
+    steerability,
+    wasserstein,
+)
 from nautile.uses.simulate.people import Person
-from nautile.uses.simulate.probabilities import position_bias, softmax
+from nautile.uses.simulate.prompts import position_bias
 
 
 @pytest.fixture
@@ -51,10 +57,6 @@ def test_steerability_by_hand():
     assert (slope, cosine) == (pytest.approx(0), pytest.approx(0))
     assert steerability(np.zeros(4), humans) == (0.0, None)
     assert steerability(humans, np.zeros(4)) == (None, None)
-
-
-def test_softmax_of_far_likelihoods():
-    np.testing.assert_allclose(softmax(np.array([-1000.0, -1000.0 + np.log(3)])), [0.25, 0.75])
 
 
 def test_a_preference_for_the_first_place_is_seen_and_averages_out():

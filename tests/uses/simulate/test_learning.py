@@ -7,16 +7,15 @@ from nautile.configs.base import OptimizerConfig
 from nautile.data.table import Table
 from nautile.data.tokenizer import tokenizer_for
 from nautile.model.weights.files import load_weights, save_weights
+from nautile.uses.labelled.config import LabelledDataConfig, TuneConfig
 from nautile.uses.labelled.prompts import beginning_ids, context_ids, reply_ids
 from nautile.uses.labelled.rows import _opinion_rows
 from nautile.uses.simulate.comparison import compare
 from nautile.uses.simulate.config import SimulateConfig
 from nautile.uses.simulate.people import Person
-from nautile.uses.simulate.probabilities import OpinionScorer
+from nautile.uses.simulate.prompts import OpinionScorer, training_rows
 from nautile.uses.simulate.reading import Respondents, parse_survey
-from nautile.uses.simulate.training import training_rows
-from nautile.uses.tune.config import LabelledDataConfig
-from nautile.uses.tune.fine_tune import TuningRow, TuningSettings, fine_tune
+from nautile.uses.tune.fine_tune import TuningRow, fine_tune
 from tests.evals.running.conftest import checkpoint  # noqa: F401 - a fixture
 
 SURVEY = {"name": "parks", "title": "Parks", "persona": "{side}", "questions": [
@@ -49,7 +48,8 @@ def test_a_tuned_model_moves_toward_the_humans_of_the_groups_that_it_learnt(chec
         for row in _opinion_rows(LabelledDataConfig(reader="jsonl", path="rows"), table, "rows", 0)
     ]
     optimizer = OptimizerConfig(learning_rate=2e-2, final_learning_rate=2e-2, weight_decay=0.0)
-    settings = TuningSettings("full", "options", optimizer, epochs=12, batch_rows=8)
+    data = LabelledDataConfig(reader="jsonl", path="rows.jsonl")
+    settings = TuneConfig(data=data, form="opinions", method="full", optimizer=optimizer, epochs=12, batch_rows=8)
     tuned, losses = fine_tune(params, model, learnt, settings, 0, tmp_path / "states", {"test": 1})
     assert losses[-1] < losses[0]
     save_weights(tmp_path / "tuned", tuned, model, tokenizer_config)
@@ -59,7 +59,7 @@ def test_a_tuned_model_moves_toward_the_humans_of_the_groups_that_it_learnt(chec
 
     def scores(folder):
         opinions = OpinionScorer(folder, survey, config).opinions(judged)
-        means = [np.stack([opinion.mean for (opinion,) in opinions])]
+        means = [np.stack([opinion.mean(axis=0) for (opinion,) in opinions])]
         return compare(survey, config, judged, means, respondents, asked)["scores"]["model"]
 
     before, after = scores(checkpoint), scores(tmp_path / "tuned")

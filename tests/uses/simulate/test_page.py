@@ -9,10 +9,10 @@ from streamlit.testing.v1 import AppTest
 from nautile.store.catalog import Catalog
 from nautile.uses.simulate.comparison import compare
 from nautile.uses.simulate.config import SimulateConfig
-from nautile.uses.simulate.page import distribution, score_rows
+from nautile.uses.simulate.page import distribution
 from nautile.uses.simulate.people import Person
 from nautile.uses.simulate.reading import parse_survey
-from nautile.uses.simulate.tables import NOT_FOR, NOTHING_TO_COMPARE
+from nautile.uses.simulate.tables import NOT_FOR, NOTHING_TO_COMPARE, score_rows
 from tests.support.pages.parts import literals, tables
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
@@ -80,7 +80,8 @@ def test_a_chart_has_an_interval_where_there_is_one():
     points = chart.table.to_dict("records")
     intervals = [(point["arm"], not pd.isna(point["low"])) for point in points]
     assert intervals == [("the model", True)] * 2 + [("humans", True)] * 2 + [("uniform", False)] * 2
-    assert [row["1 − JSD"] for row in score_rows(content) if row[""].startswith("the overall")] == ["–"]
+    columns, rows = score_rows(content)
+    assert [row[columns.index("1 − JSD")] for row in rows if row[0].startswith("the overall")] == ["–"]
 
 
 def test_an_arm_has_its_colour_in_the_chart_of_every_group():

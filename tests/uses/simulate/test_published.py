@@ -9,13 +9,12 @@ import pytest
 
 from nautile.common.errors import ConfigError
 from nautile.data.sources.file_list import SourceFile
+from nautile.uses.labelled.config import LabelledDataConfig
 from nautile.uses.labelled.rows import read_rows
-from nautile.uses.simulate import people, published
+from nautile.uses.simulate import people, reading
 from nautile.uses.simulate.config import SimulateConfig
-from nautile.uses.simulate.published import parse_survey
-from nautile.uses.simulate.reading import choose_people, load_survey, personas_config, read_respondents
-from nautile.uses.simulate.training import training_rows
-from nautile.uses.tune.config import LabelledDataConfig
+from nautile.uses.simulate.prompts import training_rows
+from nautile.uses.simulate.reading import choose_people, load_survey, parse_survey, personas_config, read_respondents
 
 RECORD = {
     "qkey": "FUTR_ABR_W92",
@@ -89,7 +88,7 @@ def test_records_that_are_none_are_refused_by_row(tmp_path, change, message):
 @pytest.mark.parametrize(
     ("module", "read"),
     [
-        (published, lambda name, _folder: load_survey(name)),
+        (reading, lambda name, _folder: load_survey(name)),
         (people, lambda name, folder: people.read_people(personas_config(name), folder, 3)),
     ],
 )

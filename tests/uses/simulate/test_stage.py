@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from scipy.special import softmax
 
 from nautile.common.errors import ConfigError
 from nautile.data.tokenizer import tokenizer_for
 from nautile.uses.simulate.config import SimulateConfig
 from nautile.uses.simulate.people import Person
-from nautile.uses.simulate.probabilities import OpinionScorer, softmax
-from nautile.uses.simulate.prompts import SurveyPrompts
+from nautile.uses.simulate.prompts import OpinionScorer, SurveyPrompts
 from nautile.uses.simulate.reading import parse_survey
 from tests.evals.running.conftest import checkpoint  # noqa: F401 - a fixture
 from tests.support.processes.simulating import PEOPLE, SURVEY, simulate
@@ -80,11 +80,11 @@ def test_opinions_are_those_of_each_prompt_alone(checkpoint):  # noqa: F811
     config = SimulateConfig(rows_at_once=4, answer="text")
     people = [Person("0", {"side": "left"}), Person("1", {"side": "far " * 60}), Person("2", {"side": "right"})]
     opinions = OpinionScorer(checkpoint, survey, config).opinions(people)
-    assert opinions[1][0].mean is None  # longer than the context
+    assert opinions[1][0] is None  # longer than the context
     params, model, tokenizer = load_weights(checkpoint)
     prompts = SurveyPrompts(survey, config, tokenizer_for(tokenizer))
     for person, (opinion,) in zip(people[::2], opinions[::2], strict=True):
-        for order, probabilities in enumerate(opinion.by_order):
+        for order, probabilities in enumerate(opinion):
             before = prompts.beginning + prompts.persona(person) + prompts.question(0, order)
             whole = [([*before, *ids], len(before)) for ids in prompts.continuations(0, order)]
             expected = softmax(continuation_logprobs(params, model, whole, 2))

@@ -9,9 +9,16 @@ import pytest
 from nautile.common.errors import ConfigError
 from nautile.configs.base import OptimizerConfig
 from nautile.model.decoding.scoring import continuation_logprobs
+from nautile.uses.labelled.config import TuneConfig
 from nautile.uses.tune import fine_tune as fine_tuning
-from nautile.uses.tune.adapters import merge_adapters, new_adapters
-from nautile.uses.tune.fine_tune import TuningRow, TuningSettings, batch_of, fine_tune, mean_loss
+from nautile.uses.tune.fine_tune import (
+    TuningRow,
+    batch_of,
+    fine_tune,
+    mean_loss,
+    merge_adapters,
+    new_adapters,
+)
 
 REPLIES = [TuningRow([3, 10 + i % 2, 5], [[20 + i % 2, 9]]) for i in range(12)]
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, final_learning_rate=1e-2, weight_decay=0.0)
@@ -19,13 +26,14 @@ OPTIMIZER = OptimizerConfig(learning_rate=1e-2, final_learning_rate=1e-2, weight
 
 def settings(**changes):
     defaults = {
+        "data": "rows.csv",
+        "form": "chat",
         "method": "full",
-        "loss": "reply",
         "optimizer": OPTIMIZER,
         "epochs": 4,
         "batch_rows": 4,
     }
-    return TuningSettings(**{**defaults, **changes})
+    return TuneConfig.model_validate({**defaults, **changes})
 
 
 def leaves(params):
@@ -94,7 +102,7 @@ def test_shares_of_people_are_learnt_by_the_divergence_from_them(config, params,
         expected.append(sum(s * (np.log(s) - q) for s, q in zip(row.shares, logs, strict=True) if s))
     assert mean_loss(params, config, QUESTIONS, "options", 2) == pytest.approx(np.mean(expected), abs=1e-4)
     tuned, losses = fine_tune(
-        params, config, QUESTIONS, settings(loss="options", epochs=25, batch_rows=2), 0, tmp_path, {"run": 1}
+        params, config, QUESTIONS, settings(form="opinions", epochs=25, batch_rows=2), 0, tmp_path, {"run": 1}
     )
     assert mean_loss(tuned, config, QUESTIONS, "options", 2) < 0.05 < losses[0]
 

@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from nautile.common.errors import ConfigError
 from nautile.model.decoding.scoring import pooled_states
 from nautile.model.nautile import forward
-from nautile.uses.tune.head import Head, fit_head, load_head, save_head
+from nautile.uses.labelled.predictor import Head, fit_head, load_head, save_head
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nautile.uses.labelled.rows import LabelledRow
-from nautile.uses.tune.replies import option_baselines, span_scores
+from nautile.uses.tune.tuner import option_baselines, span_scores
 
 
 def entities(*pairs):

@@ -11,9 +11,9 @@ from nautile.configs.keys import with_local_files
 from nautile.data.label_set import read_label_set
 from nautile.model.weights.files import load_weights
 from nautile.tasks.engine.job import Job
+from nautile.uses.labelled.config import TuneConfig
 from nautile.uses.labelled.predictor import LabelPredictor
 from nautile.uses.tune import tuner
-from nautile.uses.tune.config import TuneConfig
 from nautile.uses.tune.stage import tune
 from tests.support.samples.labelled import labelled_records, write_checkpoint, write_records
 
