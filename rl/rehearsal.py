@@ -29,7 +29,7 @@ from nautile.configs.training import (
     SelfDistillConfig,
 )
 from nautile.data.tokenizer import tokenizer_for
-from nautile.model.decoding.buckets import length_buckets
+from nautile.model.decoding.cache import length_buckets
 from nautile.model.decoding.generate import Generator
 from nautile.model.decoding.sampling import Sampling
 from nautile.model.layers.common import Params

@@ -34,10 +34,9 @@ from nautile.data.tokenizer import tokenizer_for
 from nautile.evals.scoring.intervals import paired
 from nautile.model.layers.common import Params
 from nautile.model.nautile import shapes
-from nautile.model.processes import arrays_of_first, on_first
+from nautile.model.processes import StopRequested, arrays_of_first, joint_termination, on_first
 from nautile.model.sharding import make_mesh, whole_on_hosts
-from nautile.model.training.gathered_checkpoint import open_checkpoints
-from nautile.model.training.preemption import StopRequested, joint_termination
+from nautile.model.training.checkpoint import open_checkpoints
 from nautile.model.weights.files import load_weights, save_weights
 from nautile.rl.learner import Learner
 from nautile.rl.objective_registry import Balance

@@ -23,11 +23,10 @@ from nautile.data.chat_template import ParsedReply, encode_prompt, parse_complet
 from nautile.data.screening.contamination import load_contamination_index
 from nautile.data.sources.reasoning_gym import Problem
 from nautile.data.tokenizer import Tokenizer, tokenizer_for
-from nautile.model.compile_time import working_seconds
-from nautile.model.decoding.generate import Generator
+from nautile.model.decoding.generate import Generator, SharedGenerator
 from nautile.model.decoding.sampling import Sampling
-from nautile.model.decoding.shared import SharedGenerator
 from nautile.model.layers.common import Params
+from nautile.model.program_thread import working_seconds
 from nautile.model.weights.files import load_weights
 from nautile.rl.problems import ProblemScreen, Unanswered, load, load_guard
 

@@ -32,7 +32,7 @@ from nautile.data.tokenizer import tokenizer_for
 from nautile.model.layers.common import Params
 from nautile.model.loss import token_logprobs
 from nautile.model.nautile import forward, shapes
-from nautile.model.processes import on_first
+from nautile.model.processes import joint_termination, on_first
 from nautile.model.sharding import (
     OnMesh,
     make_mesh,
@@ -43,8 +43,7 @@ from nautile.model.sharding import (
     whole_on_hosts,
 )
 from nautile.model.training import optimizer
-from nautile.model.training.gathered_checkpoint import open_checkpoints
-from nautile.model.training.preemption import joint_termination
+from nautile.model.training.checkpoint import open_checkpoints
 from nautile.rl.learner import SkippedUpdates
 from nautile.rl.rewards import advantages, verifiable
 from nautile.rl.rollouts import Group, RolloutEngine, StageInputs, append_rows, on_device, truncate_log

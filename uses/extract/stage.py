@@ -27,7 +27,7 @@ from nautile.data.label_set import read_label_set
 from nautile.data.tokenizer import tokenizer_for
 from nautile.evals.running.rows import RowFile
 from nautile.model.decoding.constrained import Constraint
-from nautile.model.decoding.requests import Chunk, DecodeRequest, EngineEvent, Handle, RequestFailed
+from nautile.model.decoding.slots import Chunk, DecodeRequest, EngineEvent, Handle, RequestFailed
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import stage
 from nautile.uses.labelled.config import ExtractConfig

@@ -137,7 +137,7 @@ class OpinionScorer:
                 f"survey {survey.name}: its preface and its longest question have {shortest} tokens, more than the "
                 f"context of {self._model.context} of {self.name}, without any persona"
             )
-        from nautile.model.decoding.shared_prefix import SharedPrefixScorer
+        from nautile.model.decoding.scoring import SharedPrefixScorer
 
         self._scorer: ContinuationScorer = SharedPrefixScorer(params, self._model, config.rows_at_once)
 

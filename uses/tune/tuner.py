@@ -37,7 +37,7 @@ from nautile.data.shuffle import permute
 from nautile.data.tokenizer import Tokenizer, tokenizer_for
 from nautile.model.decoding.generate import Generator
 from nautile.model.decoding.sampling import Sampling
-from nautile.model.decoding.shared_prefix import SharedPrefixScorer
+from nautile.model.decoding.scoring import SharedPrefixScorer
 from nautile.model.layers.common import Params
 from nautile.model.weights.files import save_weights
 from nautile.tasks.reporting.card import card
