@@ -11,7 +11,7 @@ from nautile.common.files import sha256_of
 from nautile.configs.distill import DistillConfig, IndexConfig
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.model import TokenizerConfig
-from nautile.data.distill.prompt_files import check_prompt_set
+from nautile.data.distill.prompts import check_prompt_set
 from nautile.data.distill.run import DOCUMENTS, distill_prompts
 from nautile.data.distill.stats import DistillStats, distill_facts
 from nautile.data.distill.teacher_prompt import TEMPLATES, template_for

@@ -21,8 +21,7 @@ from nautile.common.files import write_atomically
 from nautile.common.shares import whole_shares
 from nautile.common.text import most_common_reasons
 from nautile.configs.distill import DistillConfig, PromptSetConfig
-from nautile.data.distill.prompt_files import count_prompt_rows
-from nautile.data.distill.prompts import Prompt, read_prompt_set
+from nautile.data.distill.prompts import Prompt, count_prompt_rows, read_prompt_set
 from nautile.data.distill.seen import SeenTexts, TextHashes
 from nautile.data.screening.language import detect_language
 from nautile.data.tokens.losses import losses_line

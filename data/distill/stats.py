@@ -14,8 +14,8 @@ from nautile.common.errors import ConfigError
 from nautile.common.events import Emit
 from nautile.common.text import most_common_reasons
 from nautile.configs.distill import DistillConfig
+from nautile.data.distill.ask import UNASKED, PromptResult
 from nautile.data.distill.teacher_prompt import template_for
-from nautile.data.distill.types import UNASKED, PromptResult
 from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, reply_cost
 from nautile.data.endpoints.own_server import stand_in_of
 from nautile.data.endpoints.pool import EndpointPool

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, get_args
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_bounded_text
 from nautile.configs.training import ProblemsConfig, ProblemSource
-from nautile.data.distill.prompt_files import check_prompt_set
+from nautile.data.distill.prompts import check_prompt_set
 from nautile.data.reply_objects import reply_objects
 from nautile.data.sources.reasoning_gym import Problem, ProblemKind
 from nautile.evals.benchmarks.items import LETTERS, answer_kind
