@@ -20,9 +20,8 @@ from nautile.data.retrieval.embedders import encoder_for
 from nautile.data.retrieval.exemplar_index import ExemplarIndex
 from nautile.data.screening.contamination import ContaminationIndex, read_questions
 from nautile.data.sources.local_files import read_jsonl
-from nautile.data.tokens.build import PublishedTokens, write_tokens
+from nautile.data.tokens.build import CorpusPlan, PublishedTokens, write_tokens
 from nautile.data.tokens.losses import LOST
-from nautile.data.tokens.tokenise_file import CorpusPlan
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Calls, budget_limit, stage
 from nautile.tasks.reporting.data_card import write_card

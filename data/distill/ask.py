@@ -15,8 +15,7 @@ from nautile.data.distill.parse_reply import ParsedDocument, parse_reply
 from nautile.data.distill.prompts import Prompt
 from nautile.data.distill.teacher_prompt import Template, teacher_request, template_for
 from nautile.data.endpoints.chat_types import UNPAID, ChatFailure, ChatReply, ChatRequest
-from nautile.data.endpoints.pool import EndpointPool
-from nautile.data.endpoints.session import AskResult
+from nautile.data.endpoints.pool import AskResult, EndpointPool
 from nautile.data.records import SynthRecord, to_dict
 from nautile.data.retrieval.exemplar_index import ExemplarIndex, Neighbour
 
@@ -196,7 +195,6 @@ def unasked_row(prompt: Prompt) -> str:
 
 
 def record_of(prompt: Prompt, document: ParsedDocument, model: str) -> SynthRecord:
-    """The document as a record in SYNTH's schema."""
     return SynthRecord(
         query=prompt.query,
         synthetic_reasoning=document.reasoning,
@@ -280,7 +278,6 @@ class Teachers:
     def failure_result(
         self, task: TeacherTask, failure: ChatFailure, probe_replies: Sequence[AskResult]
     ) -> PromptResult:
-        """The result of a task without a reply."""
         # The budget was spent, so nobody has judged this prompt: it is counted apart, without signs of injection.
         if failure.reason in UNPAID:
             return PromptResult(task, failure, None, UNASKED, _paid(probe_replies))
@@ -290,7 +287,6 @@ class Teachers:
     def reply_result(
         self, task: TeacherTask, reply: ChatReply, probe_replies: Sequence[AskResult], verdict: ReplyVerdict
     ) -> PromptResult:
-        """The result of a task with a reply, after its checks."""
         paid = (*_paid(probe_replies), PaidReply("teacher", reply))
         return PromptResult(task.without_messages(), reply, verdict.document, verdict.reason, paid, verdict.signs)
 

@@ -23,14 +23,16 @@ from nautile.common.text import has_half_pair
 from nautile.configs.distill import PromptSetConfig
 from nautile.data.records import Rejected
 from nautile.data.screening.words import fold
-from nautile.data.sources.file_list import SourceFile, read_file_list, write_file_list
 from nautile.data.sources.hub import (
     COMMIT,
+    SourceFile,
     count_hub_rows,
     describe,
     fetch_hub_file,
     list_hub_files,
     named_in_errors,
+    read_file_list,
+    write_file_list,
 )
 from nautile.data.sources.local_files import (
     LINES,

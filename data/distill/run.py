@@ -36,7 +36,6 @@ from nautile.data.distill.ask import (
 from nautile.data.distill.checks import WORTH_PROCESSES, ReplyVerdict, VerdictProcesses, judge_reply
 from nautile.data.distill.collect_prompts import BenchmarkScreen, CollectedPrompts, collect_prompts, read_prompts
 from nautile.data.distill.prompts import Prompt
-from nautile.data.distill.seen import SeenTexts
 from nautile.data.distill.stats import (
     ASK_AGAIN,
     FIRST_JUDGED,
@@ -47,9 +46,9 @@ from nautile.data.distill.stats import (
     unanswered_message,
 )
 from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
-from nautile.data.endpoints.pool import EndpointPool, raise_for_outage
-from nautile.data.endpoints.session import AskResult, AskSession
+from nautile.data.endpoints.pool import AskResult, AskSession, EndpointPool, raise_for_outage
 from nautile.data.retrieval.exemplar_index import ExemplarIndex
+from nautile.data.screening.duplicates import SeenTexts
 
 BLOCK = 256  # prompts prepared together
 OnVerdict = Callable[[PromptResult], None]  # called for each result
@@ -293,7 +292,6 @@ class PromptWindow:
         self._finish(open_prompt, self._teachers.reply_result(open_prompt.task, open_prompt.reply, probes, verdict))
 
     def _finish(self, open_prompt: _OpenPrompt, result: PromptResult) -> None:
-        """Store the result of a prompt in its file, and report it."""
         open_prompt.file.results[open_prompt.index] = result
         open_prompt.file.pending_count -= 1
         self._pending_count -= 1
@@ -468,7 +466,6 @@ class _Run:
         return sum(old.reason is None and new.reason is not None for old, new in zip(before, after, strict=True))
 
     def _finish(self, number: int, file: OpenFile) -> None:
-        """Count and write the results of one file of prompts."""
         results = [result for result in file.results if result is not None]
         # The points until now go into this file's marker, also if later files' replies were paid for meanwhile: the
         # curve of the run is the sum over markers.

@@ -13,7 +13,7 @@ from nautile.common.text import markdown_table, markdown_text, visible
 from nautile.data.endpoints.own_server import stand_in_of
 from nautile.data.endpoints.pool import EndpointPool
 from nautile.data.screening.contamination import load_contamination_index
-from nautile.data.screening.text_hash import text_hash
+from nautile.data.screening.duplicates import text_hash
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import stage
 from nautile.uses.label.agreement import agreement

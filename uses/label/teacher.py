@@ -18,8 +18,7 @@ from nautile.common.text import most_common_reasons
 from nautile.data.chat_template import parse_text
 from nautile.data.endpoints.chat_types import TRANSIENT, UNPAID, ChatFailure, ChatReply, ChatRequest
 from nautile.data.endpoints.outgoing import break_markers, fenced, hostile_signs
-from nautile.data.endpoints.pool import EndpointPool, raise_for_outage
-from nautile.data.endpoints.session import AskResult
+from nautile.data.endpoints.pool import AskResult, EndpointPool, raise_for_outage
 from nautile.uses.label.config import LabelConfig
 from nautile.uses.labelled.rows import LabelledRow
 

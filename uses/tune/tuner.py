@@ -19,7 +19,7 @@ from nautile.common.events import Emit, silent
 from nautile.common.files import atomic_path, read_json, write_json
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.data.label_set import HEAD, LabelSet, write_label_set
-from nautile.data.screening.text_hash import text_hash
+from nautile.data.screening.duplicates import text_hash
 from nautile.data.shuffle import permute
 from nautile.data.tokenizer import tokenizer_for
 from nautile.model.decoding.shared_prefix import SharedPrefixScorer

@@ -17,7 +17,7 @@ from nautile.data.distill import prompts
 from nautile.data.distill.prompts import count_prompt_rows
 from nautile.data.sources import hub as hub_source
 from nautile.data.sources import local_files
-from nautile.data.sources.file_list import SourceFile
+from nautile.data.sources.hub import SourceFile
 from tests.support.servers.fake_hub import FakeHub
 
 REVISION = "0123456789" * 4

@@ -18,8 +18,8 @@ from nautile.data.distill import checks, stats
 from nautile.data.distill import run as distillation
 from nautile.data.distill.ask import Teachers
 from nautile.data.distill.stats import DistillStats, chance_of_rejects
+from nautile.data.endpoints import batch as batches
 from nautile.data.endpoints import pool
-from nautile.data.endpoints.batch import queue
 from nautile.data.endpoints.pool import EndpointPool
 from nautile.data.records import from_dict
 from nautile.data.screening.contamination import Hit
@@ -452,7 +452,7 @@ def test_files_are_written_as_they_fill(run, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_batch_mode_keeps_as_many_full_jobs_open_as_are_allowed(run, monkeypatch):
-    monkeypatch.setattr(queue, "LINGER_S", 0.3)
+    monkeypatch.setattr(batches, "LINGER_S", 0.3)
     monkeypatch.setattr(distillation, "FIRST_JUDGED", 10)
     monkeypatch.setattr(distillation, "BLOCK", 4)
     monkeypatch.setattr(pool, "SMALLEST_WINDOW", 1)
@@ -488,7 +488,7 @@ def test_a_batch_job_that_is_not_full_is_sent_once_the_budget_is_spent(run, monk
         spent.set()
 
     monkeypatch.setattr(EndpointPool, "session", see_session)
-    monkeypatch.setattr(queue, "LINGER_S", 0.05)
+    monkeypatch.setattr(batches, "LINGER_S", 0.05)
     monkeypatch.setattr(distillation, "BLOCK", 4)
     monkeypatch.setattr(Teachers, "prepare", prepare_slowly)
     monkeypatch.setattr(distillation.PromptWindow, "_handle_reply", see_reply)
