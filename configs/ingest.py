@@ -15,8 +15,8 @@ class DeduplicateConfig(Section):
     Exact duplicates are always dropped; differences in case, Unicode form and white space are ignored.
     """
 
-    # Also drop documents that share a band of MinHash values (data/screening/minhash.py). Off by default: FineWeb-Edu
-    # is deduplicated already, and it costs a seventh of the time of tokenising and 112 bytes per document on disk.
+    # Also drop documents that share a band of MinHash values (data/screening/duplicates.py). Off by default: FineWeb-
+    # Edu is deduplicated already, and it costs a seventh of the time of tokenising and 112 bytes a document on disk.
     near: bool = False
     # Also drop documents that an earlier source in the list has. A source then depends on all sources before it, so
     # those whose text another seed leaves unchanged belong first in the list.

@@ -91,7 +91,7 @@ VENDORS: dict[str, Vendor] = {
     # A small model on this machine.
     "embedded": Vendor(program="nautile.data.endpoints.embedded:PROGRAM", embeddings="", short_prompts=True),
     # A program that marks arithmetic.
-    "checker": Vendor(program="nautile.data.endpoints.checker:PROGRAM", embeddings="", judge_only=True),
+    "checker": Vendor(program="nautile.data.endpoints.own_server:CHECKER", embeddings="", judge_only=True),
 }
 JUDGES = tuple(name for name, vendor in VENDORS.items() if vendor.judge_only)
 

@@ -96,7 +96,7 @@ def encode_turns(
 
     Returns (pieces, lengths, prompts): uint32 arrays that concatenate to the ids of all turns; the number of ids of
     each turn; how many of these belong to its prompt, up to and including `<|think_start|>`. Whether prompts are
-    trained on is a setting of their source (`train_on`), which `data.tokens.target_weights` applies.
+    trained on is a setting of their source (`train_on`), which `data.tokens.loader` applies.
     """
     # All texts go through the tokenizer in one call, three per turn.
     texts = [text for query, reasoning, answer in turns for text in (f"user\n{query}\n", reasoning, f"\n{answer}\n")]

@@ -41,7 +41,6 @@ class LabelSet(Section):
 
 
 def write_label_set(folder: Path, labels: LabelSet) -> None:
-    """Write `labels.json` into a checkpoint's folder."""
     write_json(folder / LABELS, labels.model_dump(mode="json"))
 
 

@@ -115,12 +115,10 @@ TEXT_COLUMNS: dict[RecordForm, tuple[str, ...]] = {
 
 
 def schema_columns(form: RecordForm) -> list[str]:
-    """Names of the form's columns, in the order of its schema."""
     return [f.name for f in fields(WebRecord if form == "web" else SynthRecord)]
 
 
 def to_batch(rows: list[Record | Rejected], form: RecordForm) -> RecordBatch:
-    """Turn rows that were read one by one into a batch."""
     usable = [row for row in rows if not isinstance(row, Rejected)]
     columns = {name: [getattr(row, name) for row in usable] for name in schema_columns(form)}
     rejected: Counter[str] = Counter(row.reason for row in rows if isinstance(row, Rejected))
@@ -143,7 +141,6 @@ def batched(rows: Iterable[Record | Rejected], form: RecordForm) -> Iterator[Rec
 
 
 def to_dict(record: Record) -> dict[str, Any]:
-    """The record as a row of its Hub schema."""
     return asdict(record)
 
 

@@ -145,10 +145,7 @@ def _lines(path: Path, content: bytes) -> Iterator[str]:
 
 
 def _csv(path: Path, content: bytes, delimiter: str, header: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
-    """(columns, rows) of a CSV; the first row is the header if `header` is empty. Blank lines are ignored.
-
-    An empty `delimiter` is a comma, a tab for .tsv.
-    """
+    """(columns, rows) of a CSV; without `header` its first row is it. No `delimiter`: a comma, a tab for .tsv."""
     csv.field_size_limit(LONGEST_LINE)
     separator = delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
     # Strict: an opening quotation mark without its end would otherwise make one value of the rest of the file.

@@ -18,7 +18,7 @@ from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.ingest import IngestPart
 from nautile.configs.operation import OperationConfig
 from nautile.data.distill.collect_prompts import check_set_sizes
-from nautile.data.distill.prompt_files import check_prompt_set, count_prompt_rows
+from nautile.data.distill.prompts import check_prompt_set, count_prompt_rows
 from nautile.data.sources.hub import COMMIT
 from nautile.evals.benchmarks.catalogue import BENCHMARKS
 from nautile.flows.dag import Step

@@ -30,9 +30,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from nautile.data.chat_template import ParsedReply
-from nautile.data.endpoints.checker import MODEL
 from nautile.data.endpoints.outgoing import read_fenced
-from nautile.data.endpoints.own_server import announce, child_arguments
+from nautile.data.endpoints.own_server import CHECKER_MODEL, announce, child_arguments
 from nautile.data.sources.reasoning_gym import Problem
 from nautile.evals.benchmarks.items import grade
 from nautile.evals.benchmarks.stand_ins import problem_item
@@ -79,11 +78,11 @@ async def _complete(request: Request) -> JSONResponse:
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
     # Zero tokens, not unknown ones: for unknown usage the client would reserve an estimate from its budget.
     usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-    return JSONResponse({"object": "chat.completion", "model": MODEL, "choices": [choice], "usage": usage})
+    return JSONResponse({"object": "chat.completion", "model": CHECKER_MODEL, "choices": [choice], "usage": usage})
 
 
 async def _list_models(request: Request) -> JSONResponse:
-    return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+    return JSONResponse({"object": "list", "data": [{"id": CHECKER_MODEL, "object": "model"}]})
 
 
 def main() -> None:

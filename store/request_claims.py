@@ -7,7 +7,7 @@ A claim is created only if it does not exist, before the request is sent, and st
 are uploaded a minute later at most, and who finds the claim fetches them until the reply is there. The next number is
 tried if a claim was given back, because the request has failed, or if its process has shown no life for five minutes,
 and at once after a process of the same machine: there, locks of the kernel do the same
-(data/endpoints/request_locks.py), so that the other process does not send the request any more.
+(data/endpoints/reply_cache.py), so that the other process does not send the request any more.
 """
 
 import json

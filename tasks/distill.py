@@ -11,7 +11,7 @@ from nautile.common.files import sha256_of
 from nautile.configs.distill import DistillConfig, IndexConfig
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.model import TokenizerConfig
-from nautile.data.distill.prompt_files import check_prompt_set
+from nautile.data.distill.prompts import check_prompt_set
 from nautile.data.distill.run import DOCUMENTS, distill_prompts
 from nautile.data.distill.stats import DistillStats, distill_facts
 from nautile.data.distill.teacher_prompt import TEMPLATES, template_for
@@ -20,9 +20,8 @@ from nautile.data.retrieval.embedders import encoder_for
 from nautile.data.retrieval.exemplar_index import ExemplarIndex
 from nautile.data.screening.contamination import ContaminationIndex, read_questions
 from nautile.data.sources.local_files import read_jsonl
-from nautile.data.tokens.build import PublishedTokens, write_tokens
+from nautile.data.tokens.build import CorpusPlan, PublishedTokens, write_tokens
 from nautile.data.tokens.losses import LOST
-from nautile.data.tokens.tokenise_file import CorpusPlan
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Calls, budget_limit, stage
 from nautile.tasks.reporting.data_card import write_card

@@ -18,22 +18,25 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import write_atomically
 from nautile.configs.ingest import IngestPart, SourceConfig
 from nautile.configs.model import TokenizerConfig
-from nautile.data.screening import minhash
+from nautile.data.screening import duplicates
 from nautile.data.screening.contamination import load_contamination_index
 from nautile.data.screening.corpus_copies import find_copies, publish_signatures
 from nautile.data.sources.corpus_source import list_files, read_file, stand_in_of
-from nautile.data.sources.file_list import SourceFile, read_file_list, write_file_list
+from nautile.data.sources.hub import SourceFile, read_file_list, write_file_list
 from nautile.data.sources.slips import Slips
-from nautile.data.tokens.build import PublishedTokens, pack_file, publish_tokens
-from nautile.data.tokens.exemplar_sample import candidates_per_exercise, write_exemplars
-from nautile.data.tokens.losses import LOST, losses_line
-from nautile.data.tokens.tokenise_file import (
+from nautile.data.tokens.build import (
     CorpusPlan,
     DocumentChecks,
+    PublishedTokens,
+    candidates_per_exercise,
+    pack_file,
+    publish_tokens,
     read_counts,
     remove_partial_files,
     tokenise_file,
+    write_exemplars,
 )
+from nautile.data.tokens.losses import LOST, losses_line
 from nautile.tasks.engine.fanout.items import FanOut, finished_items, skipped_items
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import stage
@@ -68,7 +71,7 @@ def tokenise(job: Job, item: str) -> None:
     candidates = candidates_per_exercise(plan.exemplars, len(files))
     near = _part(job).deduplicate.near
     questions = load_contamination_index(job.inputs.get("questions"))
-    checks = DocumentChecks(questions, minhash.minhash_bands if near else None)
+    checks = DocumentChecks(questions, duplicates.minhash_bands if near else None)
     tokenise_file(rows, plan, checks, folder, candidates, progress=_progress(job, file))
 
 
@@ -153,7 +156,7 @@ def ingest(job: Job) -> None:
     if _part(job).deduplicate.across:
         documents = publish_signatures([_folder(job, item) for item in items], job.output("signatures"))
         job.describe(
-            "signatures", **origin, documents=documents, **(minhash.facts() if _part(job).deduplicate.near else {})
+            "signatures", **origin, documents=documents, **(duplicates.facts() if _part(job).deduplicate.near else {})
         )
     if plan.exemplars:
         write_exemplars(job.output("exemplars") / "exemplars.jsonl", corpus.exemplars)

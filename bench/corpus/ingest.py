@@ -29,12 +29,11 @@ from nautile.common.events import silent
 from nautile.configs.model import TokenizerConfig
 from nautile.data.screening.contamination import ContaminationIndex, HeldOutQuestion
 from nautile.data.screening.corpus_copies import find_copies
-from nautile.data.screening.minhash import minhash_bands
+from nautile.data.screening.duplicates import minhash_bands
 from nautile.data.sources.local_files import read_parquet_batches
 from nautile.data.sources.wikipedia import articles, web_record
 from nautile.data.tokenizer import PATTERN, tokenizer_for
-from nautile.data.tokens.build import pack_file, publish_tokens
-from nautile.data.tokens.tokenise_file import CorpusPlan, DocumentChecks, tokenise_file
+from nautile.data.tokens.build import CorpusPlan, DocumentChecks, pack_file, publish_tokens, tokenise_file
 
 ROW_LENGTH = 1024
 

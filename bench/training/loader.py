@@ -27,8 +27,7 @@ from nautile.configs.model import TokenizerConfig
 from nautile.configs.training import PhaseConfig
 from nautile.data.tokenizer import tokenizer_for
 from nautile.data.tokens.loader import Loader
-from nautile.data.tokens.packing import ConcatPacker
-from nautile.data.tokens.shards import ShardIndex, write_index, write_shard
+from nautile.data.tokens.shards import ConcatPacker, ShardIndex, write_index, write_shard
 
 HOSTS, BATCH_ROWS, LENGTH, NEEDED = 8, 512, 1024, 1.54e6 / 1024 / 8
 TOKENIZER = TokenizerConfig(ranks=8000)

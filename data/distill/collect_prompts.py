@@ -21,9 +21,8 @@ from nautile.common.files import write_atomically
 from nautile.common.shares import whole_shares
 from nautile.common.text import most_common_reasons
 from nautile.configs.distill import DistillConfig, PromptSetConfig
-from nautile.data.distill.prompt_files import count_prompt_rows
-from nautile.data.distill.prompts import Prompt, read_prompt_set
-from nautile.data.distill.seen import SeenTexts, TextHashes
+from nautile.data.distill.prompts import Prompt, count_prompt_rows, read_prompt_set
+from nautile.data.screening.duplicates import SeenTexts, TextHashes
 from nautile.data.screening.language import detect_language
 from nautile.data.tokens.losses import losses_line
 
@@ -41,7 +40,6 @@ class CollectedPrompts:
     files: list[Path] = field(default_factory=list)
 
     def facts(self) -> dict[str, Any]:
-        """The counts for the manifest."""
         return {
             name: {
                 "prompts": self.prompt_counts[name],
@@ -115,7 +113,6 @@ def quotas(config: DistillConfig) -> dict[str, int]:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """Read one file of collected prompts."""
     return [Prompt(**json.loads(line)) for line in path.read_bytes().splitlines()]
 
 
@@ -150,7 +147,6 @@ class _ScreenedRows:
         return self._block.popleft()
 
     def _read_block(self) -> None:
-        """Read the next `BLOCK` rows and screen them for benchmarks and language."""
         rows = [row for row, _ in zip(self._rows, range(BLOCK), strict=False)]
         queries = [row.query for row in rows if isinstance(row, Prompt)]
         # Screening and hashing are much faster for many texts at once.

@@ -49,10 +49,7 @@ COLUMNS = {
 
 
 def write_parquet(documents: Path, out: Path, rows_per_file: int = ROWS_PER_FILE) -> int:
-    """Write the documents of a `documents` artifact as train-00000.parquet, … in `out`; returns the number of rows.
-
-    The same documents give the same bytes.
-    """
+    """Write a `documents` artifact as train-00000.parquet, … in `out`, always the same bytes; returns the rows."""
     out.mkdir(parents=True, exist_ok=True)
     total, writer = 0, None
     try:

@@ -14,8 +14,8 @@ from nautile.common.errors import ConfigError
 from nautile.common.events import Emit
 from nautile.common.text import most_common_reasons
 from nautile.configs.distill import DistillConfig
+from nautile.data.distill.ask import UNASKED, PromptResult
 from nautile.data.distill.teacher_prompt import template_for
-from nautile.data.distill.types import UNASKED, PromptResult
 from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, reply_cost
 from nautile.data.endpoints.own_server import stand_in_of
 from nautile.data.endpoints.pool import EndpointPool
@@ -81,7 +81,6 @@ class DistillStats:
         return sum(self.dollars.values())
 
     def add(self, result: PromptResult, pool: EndpointPool) -> None:
-        """Add the result of one prompt."""
         task, teacher = result.task, result.task.teacher.endpoint
         self._add_cost(result, pool)
         if result.reason == UNASKED:
@@ -126,7 +125,6 @@ class DistillStats:
         self.sets += sets
 
     def merge(self, other: "DistillStats") -> None:
-        """Add the counts of another file."""
         for stat in fields(self):
             value, other_value = getattr(self, stat.name), getattr(other, stat.name)
             if stat.name == "samples":
@@ -138,13 +136,11 @@ class DistillStats:
                 setattr(self, stat.name, value + other_value)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON data."""
         values = {stat.name: getattr(self, stat.name) for stat in fields(self)}
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "DistillStats":
-        """The inverse of `to_json`."""
         values = {stat.name: data[stat.name] for stat in fields(cls) if stat.name in data}
         for name, value in values.items():
             if isinstance(value, dict) and name != "samples":
@@ -171,7 +167,6 @@ class DistillStats:
 
 
 def distill_facts(stats: DistillStats, config: DistillConfig, pool: EndpointPool) -> dict[str, Any]:
-    """The statistics for the manifest and the report."""
     stand_ins = [
         stand_in_of(endpoint.kind, endpoint.model)
         for endpoint in map(pool.config, config.endpoints)
@@ -271,7 +266,6 @@ def check_final_reject_share(config: DistillConfig, stats: DistillStats, rejecte
 
 
 def unanswered_message(stats: DistillStats) -> str:
-    """How many prompts got no reply, why, and the command that asks again."""
     count = stats.unanswered.total()
     return f"{count} of {stats.prompts} prompts got no reply ({most_common_reasons(stats.unanswered)}); {ASK_AGAIN}"
 
@@ -283,7 +277,6 @@ def emit_samples(results: list[PromptResult], first_index: int, emit: Emit) -> N
 
 
 def sample_of(result: PromptResult) -> dict[str, Any]:
-    """A result as a sample row, to be displayed."""
     document, reply = result.document, result.reply
     row: dict[str, Any] = {
         "query": result.task.prompt.query[:SAMPLE_CHARACTERS],

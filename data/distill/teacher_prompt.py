@@ -97,7 +97,6 @@ def teacher_request(
     seed: int,
     purpose: str = "teacher",
 ) -> ChatRequest:
-    """Build the request for one document."""
     write = _compact if template.name == COMPACT else _full
     return ChatRequest(
         endpoint=endpoint,

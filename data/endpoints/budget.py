@@ -88,19 +88,16 @@ class SpendingLimit:
         self._reserved = self._reserved - reserved if self._holds else NO_USAGE
 
     async def notify(self) -> None:
-        """Wake the tasks that wait in `reserve`."""
         if self.limit != NO_USAGE:
             async with self._changed:
                 self._changed.notify_all()
 
     def warn_once(self) -> None:
-        """Call `warn` if the share is reached and it has not been called before."""
         if self._warn is not None and self.spent_share >= WARNING_SHARE:
             warn, self._warn = self._warn, None
             warn(self)
 
     def fits(self, amount: Usage) -> bool:
-        """Whether `amount` could be reserved now."""
         needed = self.spent + self.unknown + self._reserved + amount
         dollars_fit = not self.limit.dollars or needed.dollars <= self.limit.dollars + 1e-12  # a tolerance for rounding
         return dollars_fit and (not self.limit.tokens or needed.tokens <= self.limit.tokens)
@@ -113,7 +110,6 @@ class SpendingLimit:
         return max(dollar_share, usage.tokens / self.limit.tokens if self.limit.tokens else 0.0)
 
     def __str__(self) -> str:
-        """How much of it is spent, for a message."""
         parts = []
         if self.limit.dollars:
             parts.append(f"${self.spent.dollars:.4f} of ${self.limit.dollars:g}")
@@ -129,17 +125,15 @@ class SpendingLimit:
 
 
 class Budget:
-    """All limits that a request must fit into: its endpoint's own, then the pool's."""
+    """All limits that a request must fit into: its endpoint's own, then the pool's. Methods as those of one, in all."""
 
     def __init__(self, *limits: SpendingLimit) -> None:
         self._limits = limits
 
     def fits(self, amount: Usage) -> bool:
-        """Whether `amount` could be reserved now in all of them."""
         return all(limit.fits(amount) for limit in self._limits)
 
     def hold(self, amount: Usage) -> None:
-        """As `SpendingLimit.hold`, in all of them."""
         for limit in self._limits:
             limit.hold(amount)
 
@@ -158,7 +152,6 @@ class Budget:
         return None
 
     async def settle(self, reserved: Usage, spent: Usage, unknown: Usage = NO_USAGE) -> None:
-        """As `SpendingLimit.settle`, in all of them."""
         for limit in self._limits:
             # All limits are booked before anybody is woken: a task that wakes sees none of this cost or all of it.
             limit.book(reserved, spent, unknown)
@@ -169,12 +162,10 @@ class Budget:
             limit.warn_once()
 
     async def park(self) -> None:
-        """As `SpendingLimit.park`, in all of them."""
         for limit in self._limits:
             await limit.park()
 
     def unpark(self) -> None:
-        """As `SpendingLimit.unpark`, in all of them."""
         for limit in self._limits:
             limit.unpark()
 

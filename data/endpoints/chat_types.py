@@ -137,10 +137,7 @@ class CallError(Exception):
 
 
 def request_digest(request: ChatRequest, config: EndpointConfig) -> str:
-    """sha256 of everything that determines the reply: model, messages, sampling, constraint, extra request fields.
-
-    The address of the endpoint is not part of it.
-    """
+    """sha256 of all that determines the reply: model, messages, sampling, constraint, extra fields; not the address."""
     sampling = [request.max_tokens, request.temperature, request.seed]
     identity = [config.kind, config.model, list(request.messages), sampling, output_constraint(request, config)]
     # Fields that are not set are left out, so that replies cached before these fields existed are still found.
@@ -283,7 +280,6 @@ def reply_to_row(reply: ChatReply, spent: Usage, execution: str, limits: str = "
 
 
 def reply_from_row(row: Mapping[str, Any]) -> ChatReply:
-    """The reply in a row of the cache."""
     return ChatReply(
         text=row["text"],
         finish=row["finish"],

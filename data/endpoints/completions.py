@@ -131,7 +131,6 @@ def parse_completion(reply: Any, config: EndpointConfig) -> RawReply:
 
 
 def error_of_status(status: int, content: bytes | str, headers: Mapping[str, str], url: str) -> CallError:
-    """The error of a response with a status other than success."""
     if 300 <= status < 400:
         # Not followed: the key would go to another address than the configured one.
         target = headers.get("location", "another address").partition("?")[0].removesuffix("/chat/completions")

@@ -200,7 +200,6 @@ class Endpoint:
         return CallError("misconfigured", f"{message}. Check its `url` and `kind`", error.status, partial=True)
 
     def on_answered(self) -> None:
-        """Record that a request got a reply."""
         self.has_answered = True
         self._refusals = 0
 
@@ -357,7 +356,6 @@ class Endpoint:
         return ChatFailure("outage", f"endpoint {self.name!r} has stopped answering: {error.message}", attempts)
 
     def budget_failure(self, limit: SpendingLimit, attempts: int) -> ChatFailure:
-        """The failure of a request that does not fit into a spending limit any more."""
         return ChatFailure("endpoint_budget" if limit is self._own_limit else "budget", str(limit), attempts)
 
     async def close(self) -> None:
@@ -397,7 +395,6 @@ class Endpoint:
 
 
 def reply_of(raw: RawReply, digest: str, endpoint: str, latency_s: float | None) -> ChatReply:
-    """Complete a client's `RawReply` to a `ChatReply`."""
     return ChatReply(
         text=raw.text,
         finish=raw.finish,

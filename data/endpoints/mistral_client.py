@@ -91,17 +91,14 @@ class MistralClient:
         return names or None
 
     def input_line(self, digest: str, request: ChatRequest) -> dict[str, Any]:
-        """A request as a line of a batch job's input file."""
         body = {name: value for name, value in chat_body(request, self._config).items() if name != "model"}
         return {"custom_id": digest, "body": body}
 
     async def upload(self, name: str, content: bytes) -> str:
-        """Upload an input file; returns its id."""
         call = self.sdk.files.upload_async(file={"file_name": name, "content": content}, purpose="batch")
         return id_of(await self.send(call))
 
     async def create(self, file: str, label: str) -> str:
-        """Create a job of an uploaded file; returns its id."""
         call = self.sdk.batch.jobs.create_async(
             endpoint=cast(Any, self._chat_path), input_files=[file], model=self._config.model, metadata={LABEL: label}
         )
@@ -115,14 +112,12 @@ class MistralClient:
         return None
 
     async def status(self, job: str) -> BatchJob:
-        """The status of a job."""
         state = await self.send(self.sdk.batch.jobs.get_async(job_id=job))
         files = tuple(file for file in (state.output_file, state.error_file) if file)
         message = "; ".join(str(error.message) for error in (state.errors or [])[:3])
         return BatchJob(str(state.status), files, message)
 
     async def download(self, file: str) -> bytes:
-        """The content of a file of results."""
 
         async def read() -> bytes:
             return await (await self.sdk.files.download_async(file_id=file)).aread()
@@ -141,7 +136,6 @@ class MistralClient:
             page += 1
 
     async def send(self, call: Awaitable[Result]) -> Result:
-        """Await a call of the SDK. Raises `CallError`."""
         return await call_with_timeout(call, self._config, self.url, self._to_call_error)
 
     async def close(self) -> None:

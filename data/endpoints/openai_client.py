@@ -57,7 +57,6 @@ class OpenAIClient:
         self._sdk = self._clients[0]  # for all but completions
 
     async def complete(self, request: ChatRequest) -> RawReply:
-        """Send a request once."""
 
         async def post() -> RawReply:
             response = await next(self._next).post(
@@ -89,17 +88,14 @@ class OpenAIClient:
         return [*names, *(name.removeprefix("models/") for name in names if name.startswith("models/"))] or None
 
     def input_line(self, digest: str, request: ChatRequest) -> dict[str, Any]:
-        """A request as a line of a batch job's input file."""
         body = chat_body(request, self._config)
         return {"custom_id": digest, "method": "POST", "url": f"/v1{self._config.vendor.chat_path}", "body": body}
 
     async def upload(self, name: str, content: bytes) -> str:
-        """Upload an input file; returns its id."""
         file = (name, content, "application/jsonl")
         return id_of(await self.send(self._sdk.files.create(file=file, purpose="batch", extra_headers=self._headers)))
 
     async def create(self, file: str, label: str) -> str:
-        """Create a job of an uploaded file; returns its id."""
         endpoint: Any = f"/v1{self._config.vendor.chat_path}"  # to the SDK, one of the paths that its vendor has
         call = self._sdk.batches.create(
             completion_window="24h",
@@ -124,19 +120,16 @@ class OpenAIClient:
         return await self.send(search())
 
     async def status(self, job: str) -> BatchJob:
-        """The status of a job."""
         batch = await self.send(self._sdk.batches.retrieve(job, extra_headers=self._headers))
         files = tuple(file for file in (batch.output_file_id, batch.error_file_id) if file)
         errors = (batch.errors.data if batch.errors else None) or []
         return BatchJob(str(batch.status), files, "; ".join(f"{error.code}: {error.message}" for error in errors[:3]))
 
     async def download(self, file: str) -> bytes:
-        """The content of a file of results."""
         content = await self.send(self._sdk.files.content(file, extra_headers=self._headers))
         return content.content
 
     async def send(self, call: Awaitable[Result]) -> Result:
-        """Await a call of the SDK. Raises `CallError`."""
         return await call_with_timeout(call, self._config, self.url, self._to_call_error)
 
     async def close(self) -> None:
@@ -172,10 +165,7 @@ class OpenAIEmbeddings:
         self._headers: dict[str, Any] = {} if config.key_variable else {"Authorization": Omit()}
 
     def embed(self, texts: list[str]) -> tuple[list[Any], int | None]:
-        """Send one request; returns (entries with `embedding` and `index`, number of tokens or None).
-
-        Raises `CallError`.
-        """
+        """Send one request; returns (entries with `embedding` and `index`, tokens or None). Raises `CallError`."""
         try:
             # Without `encoding_format` the SDK asks for base64, which not every compatible server speaks.
             reply = self._sdk.embeddings.create(

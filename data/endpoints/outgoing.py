@@ -74,10 +74,7 @@ def fenced(sections: Sequence[tuple[str, str]]) -> str:
 
 
 def read_fenced(text: str) -> list[tuple[str, str]]:
-    """The inverse of `fenced`: its (title, text) sections, or an empty list if `text` is anything else.
-
-    Chat markers and headings in the sections stay broken.
-    """
+    """The inverse of `fenced`: (title, text) sections, their markers still broken; an empty list for any other text."""
     fence = _FENCE.match(text)
     if fence is None or not text.endswith(f"\n=== {fence[1]} end"):
         return []

@@ -45,6 +45,19 @@ class ServerProgram:
     stand_in: str
 
 
+# The endpoint kind "checker": a program that grades arithmetic in place of an LLM judge, with the judge's protocol. The
+# program itself uses the graders of `evals`, which this package may not import, so it is known by its name alone.
+# The version number of its rules (`rl.checker`). A change of rules needs a new one, or cached replies are stale.
+CHECKER_MODEL = "arithmetic-checker-1"
+CHECKER = ServerProgram(
+    CHECKER_MODEL,
+    lambda: ["nautile.rl.checker"],
+    replicated=False,
+    stand_in=f"{CHECKER_MODEL} (it checks arithmetic, the answer and its form, and reads nothing else), in place of an "
+    "LLM judge",
+)
+
+
 def program_of(kind: str) -> ServerProgram:
     """The program of an endpoint's kind that has one."""
     program: ServerProgram = pkgutil.resolve_name(VENDORS[kind].program)
@@ -74,11 +87,9 @@ class OwnServer:
 
     @property
     def alive(self) -> bool:
-        """Whether every process runs."""
         return all(replica.alive for replica in self._replicas)
 
     def close(self) -> None:
-        """End the processes."""
         for replica in self._replicas:
             replica.close()
 
@@ -91,8 +102,6 @@ class OwnServer:
 
 
 class _Replica:
-    """One server process."""
-
     def __init__(self, program: ServerProgram) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self._program = program
@@ -104,7 +113,6 @@ class _Replica:
         return self.process is not None and self.process.poll() is None
 
     def spawn(self) -> None:
-        """Start the process, unless it is running."""
         if self.alive:
             return
         self.close()

@@ -3,7 +3,7 @@
     <replies>/<model>/<host>-….jsonl          a shard: appended to by one process at a time, which holds its flock
     <replies>/<model>/pulled/*.jsonl          shards of other machines, fetched from the store's remote
     <replies>/<model>/batches/                batch jobs in progress
-    <replies>/<model>/requests.lock           see data/endpoints/request_locks.py
+    <replies>/<model>/requests.lock           see `RequestLocks`
 
 A reply is on disk before it is used. A line without a text is the maximum cost of an attempt whose reply was cut off,
 late or unreadable, or a request that has failed for its own reason, to which the same execution gives one attempt.
@@ -13,12 +13,14 @@ next (group commit), so a slow disk makes larger groups, not slower requests. Op
 """
 
 import asyncio
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import platform
 import re
+import struct
 import uuid
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -28,14 +30,47 @@ from typing import Any
 
 from nautile.common.errors import ConfigError
 from nautile.common.events import Emit, emit_all
-from nautile.common.file_locks import has_locks, try_flock
+from nautile.common.file_locks import has_locks, try_flock, try_lock
 from nautile.common.files import folder_identity, sync_folder
 from nautile.common.keyed_log import KeyedLog
 from nautile.common.text import as_file_name
 from nautile.data.endpoints.budget import NO_USAGE, Usage
 from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, reply_from_row, reply_to_row
 from nautile.data.endpoints.reply_source import ReplySource
-from nautile.data.endpoints.request_locks import RequestLocks
+
+_FLOCK = "hhqqi4x"  # Linux's `struct flock`: type, whence, start, length, process
+
+
+class RequestLocks:
+    """Locks on requests: if several processes need the same reply, one sends the request and the others wait.
+
+    A lock covers one byte of a file, at an offset derived from the request's digest; the file stays empty. They are
+    Linux open file description locks: the kernel releases them when the process dies, and two pools in one process
+    exclude each other as well. Raises `OSError` if the file cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def acquire(self, digest: str) -> bool:
+        """Take the lock of a digest (hexadecimal); returns False if another process holds it. Reentrant.
+
+        On a file system without locks it always succeeds; a request may then be paid for twice.
+        """
+        return try_lock(self.path, lambda: self._set(fcntl.F_WRLCK, digest))
+
+    def release(self, digest: str) -> None:
+        if has_locks(self.path.parent):
+            self._set(fcntl.F_UNLCK, digest)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _set(self, kind: int, digest: str) -> None:
+        start = int(digest[:16], 16) >> 2  # an offset has 63 bits
+        fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, start, 1, 0))
+
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +167,6 @@ class ReplyCache:
         self._disk.error = None
 
     async def give_up(self, digest: str, endpoint: str, failure: ChatFailure) -> None:
-        """Record that a request has failed for its own reason. Raises `OSError`."""
         self.given_up.add(digest)
         row = {
             "unknown": digest,
@@ -179,7 +213,6 @@ class ReplyCache:
         return self.claims is None or await asyncio.to_thread(self.claims.acquire, digest)
 
     def close(self) -> None:
-        """Close the files; nothing may be recorded any more."""
         self._log.close()
         self.locks.close()
         for descriptor in self._own_shards.values():
@@ -271,10 +304,7 @@ def _row_of(line: bytes) -> dict[str, Any]:
 
 
 def _read_head(line: bytes) -> tuple[bytes | None, str, Usage, str, str]:
-    """(digest, endpoint, cost, execution, limits) of a line; digest None for an attempt without a reply.
-
-    Raises `ValueError` for a damaged line.
-    """
+    """(digest, endpoint, cost, execution, limits) of a line; no reply: digest None. `ValueError` if damaged."""
     # The pattern checks only the head. A line torn inside its text could also end in `"}` of that text, but there the
     # quote is escaped by a backslash: such a line is parsed completely. So is one with zero bytes, which a crash of the
     # machine may leave in the middle of a write of several blocks.

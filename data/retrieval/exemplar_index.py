@@ -143,7 +143,6 @@ class ExemplarIndex:
         return self.facts["count"]
 
     def close(self) -> None:
-        """Close the file of exemplars."""
         self._file.close()
 
     def record(self, position: int) -> SynthRecord:

@@ -2,8 +2,8 @@
 
 The folder of a tokenised file holds, one value per document in the file's order:
 
-    hashes.u8      uint64, little-endian: `data.screening.text_hash.text_hash`
-    band-NN.u8     uint64, optional: a column of `data.screening.minhash.minhash_bands`
+    hashes.u8      uint64, little-endian: `data.screening.duplicates.text_hash`
+    band-NN.u8     uint64, optional: a column of `data.screening.duplicates.minhash_bands`
     verdicts.u1    uint8, written here: 0 for a document that is kept, else the reason why it is dropped (`REASONS`)
 
 Documents with equal hashes are exact copies. Documents with an equal value in at least one band are near copies; the
@@ -62,7 +62,6 @@ class CopyReport:
 
 
 def band_file(band: int) -> str:
-    """The name of the file that holds one band's values."""
     return f"band-{band:02d}.u8"
 
 
@@ -113,10 +112,7 @@ def read_verdicts(folder: Path) -> np.ndarray:
 
 
 def publish_signatures(folders: Sequence[Path], out: Path) -> int:
-    """Write the signatures that later sources are compared with (`against`), without exact copies, in order.
-
-    Returns the number of documents in them.
-    """
+    """Write the signatures that later sources are compared with, without exact copies; returns their documents."""
     files = [_open_signatures(folder) for folder in folders]
     bands = min((signatures.bands for signatures in files if signatures.documents), default=0)
     names: dict[int | None, str] = {None: HASHES, **{band: band_file(band) for band in range(bands)}}
@@ -240,10 +236,7 @@ class _CopySearch:
             first += signatures.documents
 
     def _write_verdicts(self, exact: np.ndarray, parents: np.ndarray | None) -> dict[str, int]:
-        """Write each folder's verdicts; a document that is both an exact and a near copy counts as exact.
-
-        Returns the number of dropped documents by reason.
-        """
+        """Write each folder's verdicts (exact goes before near); returns the dropped documents by reason."""
         counts: Counter[int] = Counter()
         first = 1
         for signatures in self.ours:

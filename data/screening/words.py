@@ -6,7 +6,7 @@ between, as text from PDF and HTML has them. Markup is no word (`without_markup`
 and its first and last eight bytes, which cover most words; words over 16 bytes are hashed with XXH3. The hashes depend
 on the words alone: not on platform, versions or the other texts of the block.
 
-`FastFolding` is the underlying per-character normalisation (also of `data.screening.text_hash`): a 256-entry byte table
+`FastFolding` is the underlying per-character normalisation (also of `data.screening.duplicates`): a 256-entry table
 for ASCII, and replacements for the other characters.
 """
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from nautile.common.errors import ConfigError
 from nautile.configs.ingest import SourceConfig
 from nautile.data.records import TEXT_COLUMNS, RecordBatch, SynthRecord, batched, schema_columns
-from nautile.data.sources.file_list import SourceFile
-from nautile.data.sources.hub import count_hub_rows, fetch_hub_file, list_hub_files, named_in_errors
+from nautile.data.sources.hub import SourceFile, count_hub_rows, fetch_hub_file, list_hub_files, named_in_errors
 from nautile.data.sources.local_files import (
     count_jsonl_rows,
     count_parquet_rows,

@@ -12,11 +12,13 @@ that plans a run imports this module.
 
 import errno
 import hashlib
+import json
 import logging
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -26,10 +28,39 @@ import pyarrow
 from pyarrow.parquet import ParquetFile
 
 from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import write_atomically
 from nautile.common.retry import Backoff, retry, retry_after
 from nautile.common.text import first_line
-from nautile.data.sources.file_list import SourceFile
 from nautile.data.sources.local_files import count_jsonl_rows, is_parquet
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a source, or a range of the records of an offline package.
+
+    bytes, digest: as listed by the Hub ("sha256:…", or "git:…" for a small file); a local file has only its size.
+    first, rows: the first row to read and the number of rows; `rows` None: all that follow.
+    """
+
+    number: int
+    path: str
+    bytes: int | None = None
+    digest: str = ""
+    first: int = 0
+    rows: int | None = None
+
+    @property
+    def item(self) -> str:
+        return f"{self.number:05d}"
+
+
+def write_file_list(path: Path, files: Sequence[SourceFile]) -> None:
+    write_atomically(path, "".join(json.dumps(asdict(file), sort_keys=True) + "\n" for file in files).encode())
+
+
+def read_file_list(path: Path) -> list[SourceFile]:
+    return [SourceFile(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
 
 log = logging.getLogger(__name__)
 

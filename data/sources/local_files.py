@@ -87,10 +87,7 @@ def read_jsonl(paths: Sequence[Path], form: RecordForm, skip: int = 0) -> Iterat
 
 
 def read_json_values(path: Path, skip: int = 0) -> Iterator[Any]:
-    """Parse each line of a JSON-lines file (a compressed one too) from row `skip` on; an invalid one gives `Rejected`.
-
-    Raises `ConfigError` as `read_jsonl` does.
-    """
+    """Parse each line of a JSON-lines file from row `skip` on, an invalid one as `Rejected`. Raises as `read_jsonl`."""
     with _open_lines(path) as lines:
         yield from map(_parse_line, islice(lines, skip, None))
 

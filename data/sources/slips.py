@@ -17,8 +17,7 @@ from itertools import islice
 from typing import Any
 
 from nautile.configs.ingest import SlipsConfig, TextTaskConfig
-from nautile.data.sources.calculation import Operator, Statement, text_of, work_out
-from nautile.data.sources.reasoning_gym import Problem, problems
+from nautile.data.sources.reasoning_gym import Operator, Problem, Statement, problems, text_of, work_out
 
 OFFSETS = (-2, -1, 1, 2)  # a wrong result differs from the right one by one of these
 SAMPLE = 8192  # problems from which the frequencies of the facts are estimated

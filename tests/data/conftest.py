@@ -7,8 +7,7 @@ from nautile.common.events import silent
 from nautile.configs.model import TokenizerConfig
 from nautile.data.records import SynthRecord, WebRecord
 from nautile.data.tokenizer import tokenizer_for
-from nautile.data.tokens.build import write_tokens
-from nautile.data.tokens.tokenise_file import CorpusPlan
+from nautile.data.tokens.build import CorpusPlan, write_tokens
 
 RANKS = 300
 

@@ -14,8 +14,7 @@ from nautile.common.errors import ConfigError
 from nautile.configs.training import PhaseConfig
 from nautile.data.tokenizer import tokenizer_for
 from nautile.data.tokens.loader import Loader
-from nautile.data.tokens.packing import ConcatPacker
-from nautile.data.tokens.shards import ShardIndex, write_index, write_shard
+from nautile.data.tokens.shards import ConcatPacker, ShardIndex, write_index, write_shard
 from nautile.store import file_cache
 from nautile.store.file_cache import LOCK, FileCache
 from nautile.store.locks import flock_until

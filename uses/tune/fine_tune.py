@@ -25,7 +25,7 @@ from nautile.common.files import read_json, write_json
 from nautile.configs.base import OptimizerConfig
 from nautile.configs.model import ModelConfig
 from nautile.data.shuffle import permute
-from nautile.data.tokens.target_weights import target_weights
+from nautile.data.tokens.loader import target_weights
 from nautile.model.layers.common import Params
 from nautile.model.loss import token_logprobs
 from nautile.model.nautile import forward

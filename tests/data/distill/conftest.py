@@ -14,7 +14,7 @@ from nautile.data.endpoints.pool import EndpointPool
 from nautile.data.records import SynthRecord
 from nautile.data.retrieval.embedders import Encoder
 from nautile.data.retrieval.exemplar_index import ExemplarIndex, build_index
-from nautile.data.tokens.exemplar_sample import write_exemplars
+from nautile.data.tokens.build import write_exemplars
 
 
 @pytest.fixture(autouse=True)

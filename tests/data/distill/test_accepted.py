@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from nautile.configs.distill import PromptSetConfig
 from nautile.configs.endpoint import EndpointConfig
-from nautile.data.distill import window
+from nautile.data.distill import run as distillation
+from nautile.data.distill.checks import ReplyVerdict
 from nautile.data.distill.prompts import Prompt
-from nautile.data.distill.verdicts import ReplyVerdict
-from nautile.data.distill.window import PromptWindow
+from nautile.data.distill.run import PromptWindow
 from nautile.data.endpoints.chat_types import ChatReply
 from tests.support.servers.fake_openai import FakeOpenAI
 
@@ -41,7 +41,7 @@ def test_it_asks_until_so_many_documents_are_accepted_and_not_one_prompt_more(
     run, tmp_path, monkeypatch, twelve, wanted, chunk, concurrency
 ):
     """The prompts that are asked are those up to the last needed document, whatever the order of the replies."""
-    monkeypatch.setattr(window, "BLOCK", 4)
+    monkeypatch.setattr(distillation, "BLOCK", 4)
     with FakeOpenAI(reply=_some_are_rejected) as server:
         endpoints = openai(server, concurrency=concurrency)
         output = run(endpoints, accepted=wanted, chunk=chunk, **twelve)
@@ -142,7 +142,7 @@ def test_whatever_the_order_of_the_replies_it_asks_up_to_the_last_needed_documen
 
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         for name, value in (("BLOCK", block), ("judge_reply", judge), ("raise_for_outage", lambda *_, **__: None)):
-            patch.setattr(window, name, value)
+            patch.setattr(distillation, name, value)
         rows = [Prompt(str(n), f"query {n}", "rag") for n in range(len(outcomes))]
         paths = [Path(folder) / f"{begin:02d}.jsonl" for begin in range(0, len(rows), chunk)]
         for path in paths:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nautile.configs.distill import TeacherConfig
-from nautile.data.distill.difficulty import (
+from nautile.data.distill.ask import (
     SAME_ANSWER,
     agreement,
     blend_probe,

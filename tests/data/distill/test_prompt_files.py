@@ -13,11 +13,11 @@ import pytest
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.retry import Backoff
 from nautile.configs.distill import PromptSetConfig
-from nautile.data.distill import prompt_files
-from nautile.data.distill.prompt_files import count_prompt_rows
+from nautile.data.distill import prompts
+from nautile.data.distill.prompts import count_prompt_rows
 from nautile.data.sources import hub as hub_source
 from nautile.data.sources import local_files
-from nautile.data.sources.file_list import SourceFile
+from nautile.data.sources.hub import SourceFile
 from tests.support.servers.fake_hub import FakeHub
 
 REVISION = "0123456789" * 4
@@ -41,7 +41,7 @@ import itertools, json, sys
 from pathlib import Path
 from nautile.common.retry import Backoff
 from nautile.configs.distill import PromptSetConfig
-from nautile.data.distill.prompt_files import count_prompt_rows
+from nautile.data.distill.prompts import count_prompt_rows
 from nautile.data.distill.prompts import Prompt, read_prompt_set
 from nautile.data.sources import hub
 hub.LISTING_BACKOFF = Backoff(attempts=3, first_s=0.01)
@@ -151,10 +151,10 @@ def test_json_lines_of_the_hub(ask, tmp_path):
 def test_damage_in_a_fetched_file_is_named_by_its_dataset(monkeypatch, tmp_path, name):
     source = PromptSetConfig(name="h", source="hub", path="org/set", revision=REVISION)
     (tmp_path / name).write_bytes(b"\x1f\x8b no such file")
-    monkeypatch.setattr(prompt_files, "_hub_files", lambda *_: [SourceFile(0, f"data/{name}", 9, "", 0, 9)])
-    monkeypatch.setattr(prompt_files, "fetch_hub_file", lambda *_: tmp_path / name)
+    monkeypatch.setattr(prompts, "_hub_files", lambda *_: [SourceFile(0, f"data/{name}", 9, "", 0, 9)])
+    monkeypatch.setattr(prompts, "fetch_hub_file", lambda *_: tmp_path / name)
     with pytest.raises(ConfigError) as raised:
-        list(prompt_files.read_prompt_rows(source, ["query"], tmp_path / "work", 0))
+        list(prompts.read_prompt_rows(source, ["query"], tmp_path / "work", 0))
     assert str(raised.value).startswith(f"prompt set 'h': org/set at 012345678901, data/{name}: ")
     assert str(tmp_path) not in str(raised.value)
 
@@ -164,14 +164,14 @@ def test_rows_that_are_skipped_are_not_parsed(monkeypatch, tmp_path):
         rows = [json.dumps({"query": f"{number}-{row}"}) for row in range(10)]
         (tmp_path / f"{number}.jsonl").write_text("\n\n".join(rows))
     source = PromptSetConfig(name="j", source="jsonl", path=str(tmp_path / "*.jsonl"))
-    whole = list(prompt_files.read_prompt_rows(source, [], tmp_path, 0))
+    whole = list(prompts.read_prompt_rows(source, [], tmp_path, 0))
     assert [name for name, *_ in whole][9:11] == ["0.jsonl/9", "1.jsonl/0"]
     parsed = []
     real = local_files._parse_line
     monkeypatch.setattr(local_files, "_parse_line", lambda line: parsed.append(line) or real(line))
     for skip in (3, 10, 14, 20, 29, 30):
         parsed.clear()
-        assert list(prompt_files.read_prompt_rows(source, [], tmp_path, skip)) == whole[skip:]
+        assert list(prompts.read_prompt_rows(source, [], tmp_path, skip)) == whole[skip:]
         assert len(parsed) == 30 - skip
 
 

@@ -14,11 +14,12 @@ import pytest
 from nautile.common.errors import ConfigError, Retryable
 from nautile.configs.distill import ProbeConfig, PromptSetConfig, TeacherConfig
 from nautile.configs.endpoint import BatchConfig, EndpointConfig
-from nautile.data.distill import stats, verdicts, window
+from nautile.data.distill import checks, stats
+from nautile.data.distill import run as distillation
 from nautile.data.distill.ask import Teachers
 from nautile.data.distill.stats import DistillStats, chance_of_rejects
+from nautile.data.endpoints import batch as batches
 from nautile.data.endpoints import pool
-from nautile.data.endpoints.batch import queue
 from nautile.data.endpoints.pool import EndpointPool
 from nautile.data.records import from_dict
 from nautile.data.screening.contamination import Hit
@@ -128,8 +129,8 @@ def test_finished_files_are_not_computed_again(run, tmp_path, monkeypatch, kept)
                 path.unlink()  # as if killed while it worked on this file: the marker is written last
         (tmp_path / "out" / f"documents-{kept:05d}.jsonl").write_bytes(b'{"torn')
         parsed = []
-        real = verdicts.read_reply
-        monkeypatch.setattr(verdicts, "read_reply", lambda text: parsed.append(1) or real(text))
+        real = checks.read_reply
+        monkeypatch.setattr(checks, "read_reply", lambda text: parsed.append(1) or real(text))
         again = run(endpoints, chunk=6)
         assert len(server.bodies) == 20
     assert len(parsed) == 20 - 6 * kept
@@ -268,23 +269,23 @@ def test_files_larger_than_the_window_of_a_resumed_run_are_finished(run, monkeyp
         with pytest.raises(Retryable):
             run(endpoints, chunk=20)
         server.faults = always(None)
-        monkeypatch.setattr(window, "BLOCK", 4)
-        monkeypatch.setattr(window, "FIRST_JUDGED", 2)
+        monkeypatch.setattr(distillation, "BLOCK", 4)
+        monkeypatch.setattr(distillation, "FIRST_JUDGED", 2)
         monkeypatch.setattr(EndpointPool, "window", lambda *_: 2)
-        checks, has_room = iter(range(5000)), window.PromptWindow._has_room.fget
+        checks, has_room = iter(range(5000)), distillation.PromptWindow._has_room.fget
 
         def counted(self):
             assert next(checks, None) is not None, "it waits for nothing"
             return has_room(self)
 
-        monkeypatch.setattr(window.PromptWindow, "_has_room", property(counted))
+        monkeypatch.setattr(distillation.PromptWindow, "_has_room", property(counted))
         assert len(run(endpoints, chunk=2).kept) == 20
 
 
 def test_a_spent_budget_ends_the_run_cleanly(run, monkeypatch):
     monkeypatch.setattr(EndpointPool, "window", lambda self, names: 8)
-    monkeypatch.setattr(window, "FIRST_JUDGED", 8)
-    monkeypatch.setattr(window, "BLOCK", 3)
+    monkeypatch.setattr(distillation, "FIRST_JUDGED", 8)
+    monkeypatch.setattr(distillation, "BLOCK", 3)
     prices = {"dollars_per_million_in": 0.0, "dollars_per_million_out": 1000.0}
     with FakeOpenAI(per_million=(0.0, 1000.0)) as server:
         endpoints = {"t": openai(server, **prices, concurrency=2)}
@@ -320,7 +321,7 @@ def test_a_wrong_address_is_the_operators_to_fix(run):
 def test_a_poor_teacher_is_noticed_within_the_first_replies_and_no_more_are_paid_for(run, monkeypatch):
     """One prompt in two is rejected where one in five may be: $5 of $5,000 are spent, not all."""
     monkeypatch.setattr(stats, "FIRST_JUDGED", 60)
-    monkeypatch.setattr(window, "FIRST_JUDGED", 60)
+    monkeypatch.setattr(distillation, "FIRST_JUDGED", 60)
     # Slow enough that every reply is looked at before many more are asked for.
     with FakeOpenAI(reply=lambda body: useful(body) if len(str(body)) % 2 else "no json", delay_s=0.1) as server:
         with pytest.raises(ConfigError, match=r"max_rejected_share is 0\.2, but \d+ of the first \d+ .*no more are"):
@@ -440,8 +441,8 @@ def test_files_are_written_as_they_fill(run, tmp_path, monkeypatch):
         assert len(server.bodies) == 20
     forget(tmp_path)
     monkeypatch.setattr(EndpointPool, "window", lambda self, names: 5)
-    monkeypatch.setattr(window, "FIRST_JUDGED", 5)
-    monkeypatch.setattr(window, "BLOCK", 2)
+    monkeypatch.setattr(distillation, "FIRST_JUDGED", 5)
+    monkeypatch.setattr(distillation, "BLOCK", 2)
     written.clear()
     with FakeOpenAI(reply=reply) as server:
         small = run({"t": openai(server, concurrency=2)}, chunk=4)
@@ -451,9 +452,9 @@ def test_files_are_written_as_they_fill(run, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_batch_mode_keeps_as_many_full_jobs_open_as_are_allowed(run, monkeypatch):
-    monkeypatch.setattr(queue, "LINGER_S", 0.3)
-    monkeypatch.setattr(window, "FIRST_JUDGED", 10)
-    monkeypatch.setattr(window, "BLOCK", 4)
+    monkeypatch.setattr(batches, "LINGER_S", 0.3)
+    monkeypatch.setattr(distillation, "FIRST_JUDGED", 10)
+    monkeypatch.setattr(distillation, "BLOCK", 4)
     monkeypatch.setattr(pool, "SMALLEST_WINDOW", 1)
     batch = BatchConfig(requests_per_job=10, jobs_at_once=3, poll_s=0.3)
     with FakeOpenAI() as server:
@@ -468,7 +469,7 @@ def test_batch_mode_keeps_as_many_full_jobs_open_as_are_allowed(run, monkeypatch
 def test_a_batch_job_that_is_not_full_is_sent_once_the_budget_is_spent(run, monkeypatch):
     """The probes cannot be paid for, and no prompt follows that would fill the job of the teacher, which is free."""
     sessions, spent, blocks = [], threading.Event(), itertools.count()
-    prepare, begin, handle_reply = Teachers.prepare, EndpointPool.session, window.PromptWindow._handle_reply
+    prepare, begin, handle_reply = Teachers.prepare, EndpointPool.session, distillation.PromptWindow._handle_reply
 
     def see_session(self):
         sessions.append(begin(self))
@@ -487,10 +488,10 @@ def test_a_batch_job_that_is_not_full_is_sent_once_the_budget_is_spent(run, monk
         spent.set()
 
     monkeypatch.setattr(EndpointPool, "session", see_session)
-    monkeypatch.setattr(queue, "LINGER_S", 0.05)
-    monkeypatch.setattr(window, "BLOCK", 4)
+    monkeypatch.setattr(batches, "LINGER_S", 0.05)
+    monkeypatch.setattr(distillation, "BLOCK", 4)
     monkeypatch.setattr(Teachers, "prepare", prepare_slowly)
-    monkeypatch.setattr(window.PromptWindow, "_handle_reply", see_reply)
+    monkeypatch.setattr(distillation.PromptWindow, "_handle_reply", see_reply)
     batch = BatchConfig(requests_per_job=10, poll_s=0.02)
     with FakeOpenAI() as server:
         probes = {name: openai(server, dollars_per_million_out=1000.0) for name in ("p", "q")}
@@ -537,7 +538,7 @@ def test_verdicts_in_processes_are_those_of_this_one(run, tmp_path, monkeypatch)
     with FakeOpenAI(reply=reply) as server:
         here = run({"t": openai(server)}, chunk=4)
         forget(tmp_path, replies=False)
-        monkeypatch.setattr(window, "WORTH_PROCESSES", 1)
+        monkeypatch.setattr(distillation, "WORTH_PROCESSES", 1)
         elsewhere = run({"t": openai(server)}, chunk=4)
         assert len(server.bodies) == 20
     assert elsewhere.files == here.files

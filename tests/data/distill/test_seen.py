@@ -1,6 +1,6 @@
 """Exact and near duplicates among texts, also across processes."""
 
-from nautile.data.distill.seen import SeenTexts
+from nautile.data.screening.duplicates import SeenTexts
 
 TEXT = (
     "The harbour was built in stone by the people of the town, who had lost three wooden ones to winter storms, and "

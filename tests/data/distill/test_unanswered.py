@@ -14,7 +14,7 @@ from nautile.configs.distill import PromptSetConfig
 from nautile.configs.endpoint import EndpointConfig
 from nautile.data.distill.ask import Teachers
 from nautile.data.endpoints import circuit_breaker
-from nautile.data.endpoints import session as sessions
+from nautile.data.endpoints import pool as sessions
 from tests.support.servers.fake_openai import FakeOpenAI, always
 
 PROMPTS = 24

@@ -13,13 +13,13 @@ import pytest
 from nautile.common.errors import ConfigError
 from nautile.common.retry import Backoff
 from nautile.configs.endpoint import BatchConfig, EndpointConfig
+from nautile.data.endpoints import batch as batches
 from nautile.data.endpoints import circuit_breaker
-from nautile.data.endpoints.batch import queue
-from nautile.data.endpoints.batch.jobs import PendingJob, pending_jobs
+from nautile.data.endpoints.batch import PendingJob, pending_jobs
 from nautile.data.endpoints.budget import Usage
 from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
 from nautile.data.endpoints.pool import raise_for_outage
-from nautile.data.endpoints.request_locks import RequestLocks
+from nautile.data.endpoints.reply_cache import RequestLocks
 from tests.support.processes import asking_process
 from tests.support.samples.replies import reply_rows
 from tests.support.servers.fake_openai import FakeOpenAI, always
@@ -32,7 +32,7 @@ PER_MILLION = (1e5, 2e5)
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.02))
-    monkeypatch.setattr(queue, "LINGER_S", 0.05)
+    monkeypatch.setattr(batches, "LINGER_S", 0.05)
     monkeypatch.setenv("FAKE_KEY", KEY)
 
 
@@ -235,7 +235,7 @@ def test_a_job_is_locked_before_another_process_can_find_it(tmp_path):
 
 @pytest.fixture
 def _gives_up_soon(monkeypatch):
-    monkeypatch.setattr(queue, "GIVE_UP_S", 0.1)
+    monkeypatch.setattr(batches, "GIVE_UP_S", 0.1)
 
 
 @pytest.mark.usefixtures("_gives_up_soon")

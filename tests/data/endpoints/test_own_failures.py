@@ -119,7 +119,7 @@ def test_a_pool_says_why_it_waits(pool_for):
 
 
 def test_a_caller_that_waits_is_called(pool_for, monkeypatch):
-    from nautile.data.endpoints import session as sessions
+    from nautile.data.endpoints import pool as sessions
 
     monkeypatch.setattr(sessions, "WAITING_S", 0.01)
     calls = []

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.retry import Backoff
 from nautile.configs.endpoint import BatchConfig, EndpointConfig
+from nautile.data.endpoints import batch as batches
 from nautile.data.endpoints import circuit_breaker
-from nautile.data.endpoints.batch import queue
 from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
 from nautile.data.endpoints.pool import EndpointPool, raise_for_outage
 from tests.data.endpoints.conftest import Events
@@ -40,8 +40,8 @@ def _quick():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.005, longest_s=0.02))
         patch.setattr(circuit_breaker, "OUTAGE_S", 0.1)
-        patch.setattr(queue, "LINGER_S", 0.01)
-        patch.setattr(queue, "GIVE_UP_S", 0.05)
+        patch.setattr(batches, "LINGER_S", 0.01)
+        patch.setattr(batches, "GIVE_UP_S", 0.05)
         yield
 
 

@@ -12,9 +12,8 @@ from nautile.common.events import silent
 from nautile.data.endpoints import reply_cache
 from nautile.data.endpoints.budget import Usage
 from nautile.data.endpoints.chat_types import ChatReply
-from nautile.data.endpoints.reply_cache import ReplyCache
+from nautile.data.endpoints.reply_cache import ReplyCache, RequestLocks
 from nautile.data.endpoints.reply_source import ReplySource
-from nautile.data.endpoints.request_locks import RequestLocks
 
 
 def reply(number, text="text"):

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from nautile.configs.endpoint import BatchConfig, EndpointConfig
+from nautile.data.endpoints import batch as batches
 from nautile.data.endpoints import pool as pool_module
-from nautile.data.endpoints.batch import queue
 from nautile.data.endpoints.chat_types import ChatRequest
 from nautile.data.endpoints.pool import EndpointPool
 from nautile.data.endpoints.reply_source import ReplySource
@@ -65,7 +65,7 @@ def test_two_runs_at_once_pay_for_each_request_once(pools, tmp_path, faults):
 
 
 def test_two_runs_at_once_do_not_put_a_request_into_two_batch_jobs(pools, monkeypatch):
-    monkeypatch.setattr(queue, "LINGER_S", 0.05)
+    monkeypatch.setattr(batches, "LINGER_S", 0.05)
     batch = {"mode": "batch", "batch": BatchConfig(requests_per_job=10, jobs_at_once=2, poll_s=0.05)}
     with FakeOpenAI(per_million=(1.0, 2.0)) as server:
         ask_at_once(pools(server, "a", **batch), pools(server, "b", **batch))
@@ -74,7 +74,9 @@ def test_two_runs_at_once_do_not_put_a_request_into_two_batch_jobs(pools, monkey
 
 def test_a_request_that_a_batch_job_failed_is_sent_again_by_only_one_of_two_runs(pools, monkeypatch):
     """The other run waits for it while the first one puts it into another job."""
-    monkeypatch.setattr(queue, "LINGER_S", 0.3)  # long beside the pause of a run that waits: it looks between the jobs
+    monkeypatch.setattr(
+        batches, "LINGER_S", 0.3
+    )  # long beside the pause of a run that waits: it looks between the jobs
     batch = {"mode": "batch", "batch": BatchConfig(requests_per_job=24, jobs_at_once=2, poll_s=0.02)}
     with FakeOpenAI(per_million=(1.0, 2.0)) as server:
         server.batches.row_fault = lambda text, times: "500" if times == 1 else None

@@ -11,8 +11,7 @@ from nautile.common import keyed_log
 from nautile.common.errors import ConfigError, Retryable
 from nautile.configs.distill import EmbeddingConfig
 from nautile.data.retrieval import embedders
-from nautile.data.retrieval.embedders import MINILM_WIDTH, Encoder, MiniLM, encoder_for
-from nautile.data.retrieval.vector_cache import VectorCache
+from nautile.data.retrieval.embedders import MINILM_WIDTH, Encoder, MiniLM, VectorCache, encoder_for
 from tests.support.servers.fake_embeddings import FakeEmbeddings
 
 KEY = "sk-planted-embedding-0123456789"
@@ -120,7 +119,7 @@ def test_many_vectors_are_found_after_they_are_sorted_in(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_process_killed_while_it_encodes_leaves_whole_vectors(tmp_path):
     program = (
-        "import sys\nfrom pathlib import Path\nimport numpy as np\nfrom nautile.data.retrieval.vector_cache "
+        "import sys\nfrom pathlib import Path\nimport numpy as np\nfrom nautile.data.retrieval.embedders "
         "import VectorCache\n"
         "cache = VectorCache(Path(sys.argv[1]), 'm', 64)\n"
         "for n in range(10**9):\n"

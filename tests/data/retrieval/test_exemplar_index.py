@@ -25,7 +25,7 @@ from nautile.data.retrieval.exemplar_index import (
     recall_at,
     search_candidates,
 )
-from nautile.data.tokens.exemplar_sample import write_exemplars
+from nautile.data.tokens.build import write_exemplars
 
 ANIMALS = ["cat", "dog", "horse", "whale", "sparrow", "salmon", "frog", "spider", "bee", "shark"]
 SUMS = ["What is 3 + 4?", "What is 9 - 2?"]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nautile.data.screening import minhash, words
-from nautile.data.screening.minhash import BANDS, ROWS, WORDS, minhash_bands
+from nautile.data.screening import duplicates, words
+from nautile.data.screening.duplicates import BANDS, ROWS, WORDS, minhash_bands
 
 VOCABULARY = [f"word{n}" for n in range(4000)]
 
@@ -75,6 +75,6 @@ def test_a_signature_depends_on_the_5_grams_of_its_text_alone(texts, block):
 
 
 def test_another_algorithm_is_refused(monkeypatch):
-    monkeypatch.setattr(minhash, "ALGORITHM", 1)
+    monkeypatch.setattr(duplicates, "ALGORITHM", 1)
     with pytest.raises(RuntimeError, match="pin rensa"):
         minhash_bands(["text"])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nautile.data.records import SynthRecord, to_batch
-from nautile.data.screening.text_hash import in_validation, text_hash
+from nautile.data.screening.duplicates import in_validation, text_hash
 
 
 def test_case_spacing_and_unicode_form_do_not_count():

@@ -15,7 +15,7 @@ from nautile.configs.ingest import SourceConfig, TextTaskConfig
 from nautile.data.records import SynthRecord, WebRecord
 from nautile.data.sources import corpus_source as sources
 from nautile.data.sources.corpus_source import list_files, read_file
-from nautile.data.sources.file_list import SourceFile, read_file_list, write_file_list
+from nautile.data.sources.hub import SourceFile, read_file_list, write_file_list
 from nautile.data.sources.reasoning_gym import derived_seed, problem_split, problems
 from nautile.data.sources.wikipedia import articles, web_record
 

@@ -8,9 +8,17 @@ import pytest
 from pydantic import ValidationError
 
 from nautile.configs.ingest import ARITHMETIC_TASKS, SlipsConfig, SourceConfig, TextTaskConfig
-from nautile.data.sources.calculation import Operation, Result, Statement, text_of, work_out
 from nautile.data.sources.corpus_source import REASONING_STAND_IN, list_files, read_file, stand_in_of
-from nautile.data.sources.reasoning_gym import _OPERATIONS, is_correct, problems
+from nautile.data.sources.reasoning_gym import (
+    _OPERATIONS,
+    Operation,
+    Result,
+    Statement,
+    is_correct,
+    problems,
+    text_of,
+    work_out,
+)
 from nautile.data.sources.slips import FactTable, Slips, fact_of, shifted
 
 SLIPS = {"misconceived": 0.25, "wrong_share": (0.55, 0.85), "other_share": 0.1, "seed": 3}

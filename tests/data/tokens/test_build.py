@@ -16,12 +16,19 @@ from nautile.data import records as records_module
 from nautile.data.records import Rejected, SynthRecord, WebRecord, batched
 from nautile.data.screening.contamination import ContaminationIndex, HeldOutQuestion
 from nautile.data.screening.corpus_copies import find_copies
-from nautile.data.screening.text_hash import in_validation, text_hash
+from nautile.data.screening.duplicates import in_validation, text_hash
 from nautile.data.tokenizer import tokenizer_for
 from nautile.data.tokens import build
-from nautile.data.tokens.build import pack_file, publish_tokens, write_tokens
+from nautile.data.tokens.build import (
+    CorpusPlan,
+    DocumentChecks,
+    pack_file,
+    publish_tokens,
+    remove_partial_files,
+    tokenise_file,
+    write_tokens,
+)
 from nautile.data.tokens.shards import read_index
-from nautile.data.tokens.tokenise_file import CorpusPlan, DocumentChecks, remove_partial_files, tokenise_file
 from tests.support.samples.shards import Shard
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nautile.data.records import SynthRecord
-from nautile.data.screening.text_hash import text_hash
+from nautile.data.screening.duplicates import text_hash
 from nautile.data.sources.local_files import read_jsonl
-from nautile.data.tokens.exemplar_sample import (
+from nautile.data.tokens.build import (
     ExemplarSample,
     candidates_per_exercise,
     choose_exemplars,

@@ -17,11 +17,9 @@ from nautile.common.errors import ConfigError
 from nautile.configs.model import TokenizerConfig
 from nautile.configs.training import PhaseConfig
 from nautile.data.tokenizer import tokenizer_for
-from nautile.data.tokens import row_reader
-from nautile.data.tokens.loader import Loader, Mixture
-from nautile.data.tokens.packing import FirstFitPacker
-from nautile.data.tokens.row_reader import OpenFiles, RowReader
-from nautile.data.tokens.shards import OFFSETS, ShardIndex, read_index, write_index, write_shard
+from nautile.data.tokens import loader as loader_module
+from nautile.data.tokens.loader import Loader, Mixture, OpenFiles, RowReader
+from nautile.data.tokens.shards import OFFSETS, FirstFitPacker, ShardIndex, read_index, write_index, write_shard
 from tests.support.samples.shards import Shard
 
 ROW = 64
@@ -232,7 +230,7 @@ def epochs_of(folder, count=2):
 def test_no_shard_is_opened_twice_however_many_there_are(many_shards, monkeypatch):
     opened = Counter()
     counted = vars(os) | {"open": lambda path, *rest: opened.update([path]) or os.open(path, *rest)}
-    monkeypatch.setattr(row_reader, "os", SimpleNamespace(**counted))  # other modules read the index and the rows
+    monkeypatch.setattr(loader_module, "os", SimpleNamespace(**counted))  # other modules read the index and the rows
     epochs_of(many_shards)
     shards = (entry.file for entry in read_index(many_shards).shards if entry.split == "train")
     assert opened == Counter(f"{many_shards}/{file}" for file in shards)
@@ -242,23 +240,23 @@ def test_no_shard_is_opened_twice_however_many_there_are(many_shards, monkeypatc
 @pytest.mark.slow
 def test_more_shards_than_the_process_may_hold_open_give_the_same_rows(many_shards, monkeypatch):
     expected = epochs_of(many_shards)
-    monkeypatch.setattr(row_reader, "MOST_FILES", 16)
-    monkeypatch.setattr(row_reader.resource, "getrlimit", lambda which: (16, 16))
+    monkeypatch.setattr(loader_module, "MOST_FILES", 16)
+    monkeypatch.setattr(loader_module.resource, "getrlimit", lambda which: (16, 16))
     assert all((a["tokens"] == b["tokens"]).all() for a, b in zip(epochs_of(many_shards), expected, strict=True))
 
 
 def test_the_limit_of_open_files_is_raised_as_far_as_allowed(monkeypatch):
     limits = []
-    monkeypatch.setattr(row_reader.resource, "getrlimit", lambda which: (1024, 4096))
-    monkeypatch.setattr(row_reader.resource, "setrlimit", lambda which, pair: limits.append(pair))
+    monkeypatch.setattr(loader_module.resource, "getrlimit", lambda which: (1024, 4096))
+    monkeypatch.setattr(loader_module.resource, "setrlimit", lambda which, pair: limits.append(pair))
     OpenFiles(100)
     OpenFiles(2000)
     OpenFiles(36_000)
     assert limits == [(2512, 4096), (4096, 4096)]
-    monkeypatch.setattr(row_reader.resource, "getrlimit", lambda which: (1024, resource.RLIM_INFINITY))
+    monkeypatch.setattr(loader_module.resource, "getrlimit", lambda which: (1024, resource.RLIM_INFINITY))
     OpenFiles(36_000)
     assert limits[2] == (36_512, resource.RLIM_INFINITY)
-    monkeypatch.setattr(row_reader.resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
+    monkeypatch.setattr(loader_module.resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
     OpenFiles(36_000)
     assert len(limits) == 3
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nautile.data.tokens.packing import ConcatPacker, FirstFitPacker, PackedRows, packed_lengths
+from nautile.data.tokens.shards import ConcatPacker, FirstFitPacker, PackedRows, packed_lengths
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=40)
 ROW = st.integers(2, 24)

@@ -13,8 +13,15 @@ from nautile.common.files import write_atomically
 from nautile.configs.model import TokenizerConfig
 from nautile.data.records import WebRecord
 from nautile.data.tokenizer import tokenizer_for
-from nautile.data.tokens.packing import ConcatPacker, FirstFitPacker
-from nautile.data.tokens.shards import ShardIndex, read_index, verify_shards, write_index, write_shard
+from nautile.data.tokens.shards import (
+    ConcatPacker,
+    FirstFitPacker,
+    ShardIndex,
+    read_index,
+    verify_shards,
+    write_index,
+    write_shard,
+)
 from tests.support.samples.shards import Shard
 
 ROW = 16

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nautile.data.tokens.target_weights import target_weights
+from nautile.data.tokens.loader import target_weights
 
 
 @given(st.data())

@@ -9,8 +9,8 @@ from nautile.common.events import silent
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.training import JudgeConfig
 from nautile.data.endpoints.chat_types import ChatFailure, ChatRequest
-from nautile.data.endpoints.checker import MODEL
 from nautile.data.endpoints.outgoing import fenced
+from nautile.data.endpoints.own_server import CHECKER_MODEL
 from nautile.data.endpoints.pool import EndpointPool
 from nautile.rl import checker
 from nautile.rl.calibration import FORMS, calibrate, hostile_answer
@@ -22,7 +22,7 @@ SUMS = [JudgeItem(f"What is {n} + 21?", f"{n + 21}", f"{n + 21}", f"{n} + 21 = {
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory):
-    endpoint = EndpointConfig(kind="checker", model=MODEL)
+    endpoint = EndpointConfig(kind="checker", model=CHECKER_MODEL)
     with EndpointPool({"checker": endpoint}, tmp_path_factory.mktemp("replies"), silent) as pool:
         pool.check()
         yield Judge(pool, JudgeConfig(endpoint="checker"))

@@ -29,8 +29,8 @@ def config(url: str, **fields: object) -> EndpointConfig:
 
 def die_at(moment: str) -> None:
     """Kill this process when a batch job reaches the moment."""
+    from nautile.data.endpoints import batch as batches
     from nautile.data.endpoints import mistral_client, openai_client
-    from nautile.data.endpoints.batch import queue
     from nautile.data.endpoints.reply_cache import ReplyCache
 
     def die(*_: object, **__: object) -> None:
@@ -46,7 +46,7 @@ def die_at(moment: str) -> None:
 
         return call
 
-    queue.LINGER_S = 0.05
+    batches.LINGER_S = 0.05
     for vendor in (openai_client.OpenAIClient, mistral_client.MistralClient):
         if moment == "before upload":
             vendor.upload = die
@@ -57,7 +57,7 @@ def die_at(moment: str) -> None:
         if moment == "while polling":
             vendor.status = dying_after(vendor.status)
     if moment == "amid replies":
-        queue.GROUP = 2
+        batches.GROUP = 2
         ReplyCache.record = dying_after(ReplyCache.record, 5)
 
 

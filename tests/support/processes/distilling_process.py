@@ -16,7 +16,7 @@ from nautile.data.endpoints.pool import EndpointPool
 from nautile.data.records import SynthRecord
 from nautile.data.retrieval.embedders import Encoder
 from nautile.data.retrieval.exemplar_index import ExemplarIndex, build_index
-from nautile.data.tokens.exemplar_sample import write_exemplars
+from nautile.data.tokens.build import write_exemplars
 
 PRICES = (0.5, 1.5)  # dollars per million tokens in and out
 QUERIES = ("How many legs have 2 cats?", "What is 3 + 4?", "Spell cat backward.", "What is 2 * 3?", "9 - 1?")

@@ -19,8 +19,7 @@ from nautile.configs.base import TrainOn, canonical
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.configs.training import PretrainConfig
 from nautile.data.tokenizer import tokenizer_for
-from nautile.data.tokens.packing import ConcatPacker, FirstFitPacker
-from nautile.data.tokens.shards import ShardIndex, write_index, write_shard
+from nautile.data.tokens.shards import ConcatPacker, FirstFitPacker, ShardIndex, write_index, write_shard
 from nautile.model.training.loop import Pretraining, train
 from nautile.model.training.step import Program
 

@@ -6,8 +6,8 @@ import pytest
 
 from nautile.common.retry import Backoff
 from nautile.configs.endpoint import BatchConfig, EndpointConfig
+from nautile.data.endpoints import batch as batches
 from nautile.data.endpoints import circuit_breaker
-from nautile.data.endpoints.batch import queue as batches
 from nautile.data.endpoints.chat_types import ChatRequest
 from nautile.data.endpoints.pool import EndpointPool
 from nautile.store.artifacts import Store

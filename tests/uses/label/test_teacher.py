@@ -8,9 +8,9 @@ from nautile.common.errors import ConfigError
 from nautile.common.events import silent
 from nautile.common.retry import Backoff
 from nautile.configs.endpoint import BatchConfig, EndpointConfig
+from nautile.data.endpoints import batch as batches
 from nautile.data.endpoints import circuit_breaker
 from nautile.data.endpoints import pool as pool_module
-from nautile.data.endpoints.batch import queue
 from nautile.data.endpoints.chat_types import ChatReply
 from nautile.data.endpoints.outgoing import read_fenced
 from nautile.data.endpoints.pool import EndpointPool
@@ -83,7 +83,7 @@ def test_replies_are_counted_by_reason_and_the_budget_ends_the_asking(tmp_path):
 def test_equal_texts_that_fill_the_window_do_not_keep_a_batch_job_waiting(tmp_path, monkeypatch):
     """They are sent once, so a job that waited for more texts than the window has would never be full."""
     monkeypatch.setattr(pool_module, "SMALLEST_WINDOW", 1)
-    monkeypatch.setattr(queue, "LINGER_S", 0.05)
+    monkeypatch.setattr(batches, "LINGER_S", 0.05)
     rows = [LabelledRow(f"text {number // 30}", "", "", number) for number in range(90)]
     with FakeOpenAI(lambda body: "good") as server:
         batch = BatchConfig(requests_per_job=10, jobs_at_once=1, poll_s=0.02)
