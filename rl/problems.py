@@ -25,8 +25,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import read_bounded_text
 from nautile.common.shares import whole_shares
 from nautile.configs.training import MOST_GUARD, PolicyConfig, ProblemsConfig, ProblemSource
-from nautile.data.distill.prompt_files import check_prompt_set
-from nautile.data.distill.prompts import Prompt, read_prompt_set
+from nautile.data.distill.prompts import Prompt, check_prompt_set, read_prompt_set
 from nautile.data.reply_objects import reply_objects
 from nautile.data.screening.contamination import ContaminationIndex
 from nautile.data.screening.language import detect_language

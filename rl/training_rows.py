@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nautile.data.tokens.target_weights import target_weights
+from nautile.data.tokens.loader import target_weights
 from nautile.model.decoding.cache import length_buckets
 
 RowBatch = dict[str, np.ndarray]

@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 from rensa import RMinHash
 
-from nautile.common.sorted_keys import SortedKeys, to_bytes
+from nautile.common.keyed_log import SortedKeys, to_bytes
 from nautile.data.screening.words import FastFolding, WordArrays, grams, mix_bits, words_of
 
 HASH_RANGE = 1 << 64

@@ -10,7 +10,7 @@ from nautile.data.chat_template import encode_turns
 from nautile.data.tokenizer import tokenizer_for
 from nautile.data.tokens.loader import Loader
 from nautile.data.tokens.shards import FirstFitPacker, ShardIndex, write_index, write_shard
-from nautile.model.training.midtrain_eval import openings
+from nautile.model.training.loop import openings
 from nautile.model.weights.files import load_weights
 from nautile.store.artifacts import Store
 from nautile.tasks.engine.job import Job

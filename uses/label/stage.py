@@ -25,10 +25,9 @@ from nautile.data.chat_template import parse_text
 from nautile.data.endpoints.chat_types import TRANSIENT, UNPAID, ChatFailure, ChatReply, ChatRequest
 from nautile.data.endpoints.outgoing import break_markers, fenced, hostile_signs
 from nautile.data.endpoints.own_server import stand_in_of
-from nautile.data.endpoints.pool import EndpointPool, raise_for_outage
-from nautile.data.endpoints.session import AskResult
+from nautile.data.endpoints.pool import AskResult, EndpointPool, raise_for_outage
 from nautile.data.screening.contamination import load_contamination_index
-from nautile.data.screening.text_hash import text_hash
+from nautile.data.screening.duplicates import text_hash
 from nautile.evals.scoring.intervals import wilson
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import stage

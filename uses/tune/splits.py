@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from nautile.common.errors import ConfigError
-from nautile.data.screening.text_hash import HASH_RANGE, text_hash
+from nautile.data.screening.duplicates import HASH_RANGE, text_hash
 from nautile.uses.labelled.config import TuneConfig
 from nautile.uses.labelled.rows import LabelledRow, check_known, read_rows
 

@@ -32,7 +32,7 @@ from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.data.chat_template import parse_completion
 from nautile.data.label_set import HEAD, LabelSet, write_label_set
 from nautile.data.retrieval.embedders import Encoder, MiniLM
-from nautile.data.screening.text_hash import text_hash
+from nautile.data.screening.duplicates import text_hash
 from nautile.data.shuffle import permute
 from nautile.data.tokenizer import Tokenizer, tokenizer_for
 from nautile.model.decoding.generate import Generator

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nautile.common.errors import ConfigError
-from nautile.data.sources.file_list import SourceFile
+from nautile.data.sources.hub import SourceFile
 from nautile.uses.labelled.config import LabelledDataConfig
 from nautile.uses.labelled.rows import read_rows
 from nautile.uses.simulate import people, reading
