@@ -37,7 +37,7 @@ OTHER_FOLDERS = {
     ("bench/training/pretraining.py", "checkpoints"),
     ("tasks/engine/fanout/own_disk.py", "items"),
     ("tasks/engine/job.py", "replies"),
-    ("tasks/engine/telemetry/event_file.py", "events"),
+    ("tasks/engine/telemetry.py", "events"),
 }
 
 

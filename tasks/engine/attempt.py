@@ -38,8 +38,7 @@ from nautile.tasks.engine.fanout.executor import ExecutorFactory, local_executor
 from nautile.tasks.engine.fanout.runner import FanOutRunner
 from nautile.tasks.engine.stage import RunContext, Stage
 from nautile.tasks.engine.staging import PublishedAs, Staging, failure_in_sweep, open_staging
-from nautile.tasks.engine.telemetry.forwarder import Forwarder, forwarder_of
-from nautile.tasks.engine.telemetry.trackers import Outcome, TrackedExecution
+from nautile.tasks.engine.telemetry import Forwarder, Outcome, TrackedExecution, forwarder_of
 
 logger = logging.getLogger(__name__)
 

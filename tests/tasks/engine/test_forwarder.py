@@ -16,14 +16,10 @@ from nautile.flows.dag import build_dag
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
 from nautile.store.events import EventWriter
+from nautile.tasks.engine import telemetry
 from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.stage import RunContext
-from nautile.tasks.engine.telemetry import collector
-from nautile.tasks.engine.telemetry.collector import Collector
-from nautile.tasks.engine.telemetry.event_file import EventFile
-from nautile.tasks.engine.telemetry.forwarder import Forwarder, forwarder_of
-from nautile.tasks.engine.telemetry.points import Point
-from nautile.tasks.engine.telemetry.trackers import Outcome
+from nautile.tasks.engine.telemetry import Collector, EventFile, Forwarder, Outcome, Point, forwarder_of
 from tests.support.samples.tracking import execution
 from tests.support.servers.otlp_collector import FakeCollector
 from tests.support.stages.stage_sums import section, sums
@@ -84,8 +80,8 @@ def test_a_collector_that_takes_nothing_fails_no_run_is_told_once_and_counted(tm
 
 
 def test_a_slow_collector_makes_nobody_wait(monkeypatch):
-    monkeypatch.setattr(collector, "LINGER_S", 0.05)
-    monkeypatch.setattr(collector, "QUEUE", 2)
+    monkeypatch.setattr(telemetry, "LINGER_S", 0.05)
+    monkeypatch.setattr(telemetry, "QUEUE", 2)
     sink = Collector("http://127.0.0.1:9", 60.0, {})
     free = threading.Event()
     monkeypatch.setattr(sink._exporter, "export", lambda *_: free.wait(30))
