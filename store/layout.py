@@ -239,7 +239,7 @@ class StagingFiles(ChildFiles):
         return self.folder / FAN_OUTS / "lease.json"
 
     def fan_out(self, name: str) -> Path:
-        """The folder with the marker files of a fan-out (tasks/engine/fanout/items.py)."""
+        """The folder with the marker files of a fan-out (tasks/engine/fanout.py)."""
         return self.folder / FAN_OUTS / name
 
     @property

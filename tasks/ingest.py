@@ -34,7 +34,7 @@ from nautile.data.tokens.tokenise_file import (
     remove_partial_files,
     tokenise_file,
 )
-from nautile.tasks.engine.fanout.items import FanOut, finished_items, skipped_items
+from nautile.tasks.engine.fanout import FanOut, finished_items, skipped_items
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import stage
 

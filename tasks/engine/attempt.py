@@ -33,9 +33,8 @@ from nautile.store.mirror import MirroredStore, open_store
 from nautile.tasks.engine.attempt_log import AttemptLog
 from nautile.tasks.engine.child_process import crash_of, pause, raise_for_exit, run_child
 from nautile.tasks.engine.errors import StageCrash
-from nautile.tasks.engine.fanout import own_disk
-from nautile.tasks.engine.fanout.executor import ExecutorFactory, local_executor, ray_executor
-from nautile.tasks.engine.fanout.runner import FanOutRunner
+from nautile.tasks.engine.fanout import ExecutorFactory, FanOutRunner, local_executor, ray_executor
+from nautile.tasks.engine.remote_child import run_item_on_own_disk, through_remote
 from nautile.tasks.engine.stage import RunContext, Stage
 from nautile.tasks.engine.staging import PublishedAs, Staging, failure_in_sweep, open_staging
 from nautile.tasks.engine.telemetry import Forwarder, Outcome, TrackedExecution, forwarder_of
@@ -265,8 +264,8 @@ class _Attempt:
         launch = self.context.launch
         executors = self.executors or (ray_executor if launch.engine == "ray" else local_executor)
         if launch.engine == "ray" and isinstance(self.store, MirroredStore):
-            remote = self.executors or partial(ray_executor, run=own_disk.run_item)
-            executors = own_disk.through_remote(remote, self.store, staging.path, staging.attempt, self.stage.fan_outs)
+            remote = self.executors or partial(ray_executor, run=run_item_on_own_disk)
+            executors = through_remote(remote, self.store, staging.path, staging.attempt, self.stage.fan_outs)
         runner = FanOutRunner(
             self.stage.fan_outs, staging.files.request, staging.attempt, launch, executors, on_progress
         )

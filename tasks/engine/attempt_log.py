@@ -22,8 +22,7 @@ from nautile.store.catalog import Catalog, CatalogBusy
 from nautile.store.events import EventWriter
 from nautile.store.manifest import code_commit, host, now
 from nautile.store.mirror import MirroredStore
-from nautile.tasks.engine.dashboard_links import run_page
-from nautile.tasks.engine.failure import failure_page, reason, slug
+from nautile.tasks.engine.errors import failure_page, reason, run_page, slug
 from nautile.tasks.engine.progress import StageUpdate, State, notify
 from nautile.tasks.engine.stage import RunContext
 from nautile.tasks.engine.staging import Staging, note_failure

@@ -23,7 +23,7 @@ from nautile.common.processes import free_port, module_command
 from nautile.configs.operation import LaunchConfig
 from nautile.tasks.engine.child_main import STOP, host_environment
 from nautile.tasks.engine.child_process import child_environment
-from nautile.tasks.engine.fanout.work_item import check_same_commit
+from nautile.tasks.engine.fanout import check_same_commit
 from nautile.tasks.engine.ray_cluster import address_of, host_bundle, nodes_with
 
 logger = logging.getLogger("nautile.tasks.engine.multihost")

@@ -30,7 +30,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import read_json, write_json
 from nautile.configs.operation import TelemetryConfig
 from nautile.store.events import read_events
-from nautile.tasks.engine.failure import slug
+from nautile.tasks.engine.errors import slug
 
 logger = logging.getLogger(__name__)
 

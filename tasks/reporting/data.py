@@ -21,7 +21,7 @@ from nautile.evals.tables.results import TABLE_1_BENCHMARKS
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import Catalog, CatalogRow
 from nautile.store.views import SPENT, run_seconds
-from nautile.tasks.engine.catalogue import stages_with
+from nautile.tasks.engine.stage import stages_with
 from nautile.tasks.reporting.other_seeds import accuracies_by_seed, ladder_over_seeds
 from nautile.tasks.reporting.problems import changed_problems
 

@@ -16,8 +16,7 @@ from nautile.evals.tables import paper_figures as paper
 from nautile.evals.tables.breakdown import breakdown
 from nautile.evals.tables.results import MISSING, ResultTable, table_1, table_2
 from nautile.evals.tables.svg import table_figure
-from nautile.tasks.engine.catalogue import declared
-from nautile.tasks.engine.stage import Stage
+from nautile.tasks.engine.stage import Stage, declared
 from nautile.tasks.reporting.blocks import (
     LineChart,
     Paragraph,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from nautile.common.errors import ConfigError
-from nautile.tasks.engine.fanout.items import Markers, process_item, write_item_list
+from nautile.tasks.engine.fanout import Markers, process_item, write_item_list
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Stage
 
