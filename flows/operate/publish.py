@@ -15,8 +15,7 @@ from nautile.data.distill.parquet import write_parquet
 from nautile.data.label_set import LabelSet, read_label_set
 from nautile.model.exports.formats import FORMATS
 from nautile.store.artifacts import Artifact, Store
-from nautile.tasks.reporting.dataset_card import dataset_card
-from nautile.tasks.reporting.model_card import TASKS, Publication, Snippet, model_card
+from nautile.tasks.reporting.card import TASKS, Publication, Snippet, dataset_card, model_card
 from nautile.tasks.reporting.model_facts import distilled_documents, lineage, model_facts
 
 CARD = "README.md"

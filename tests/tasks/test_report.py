@@ -10,6 +10,7 @@ from markdown_it import MarkdownIt
 
 from nautile.data.tokens.source_reading import SourceReading
 from nautile.evals.tables.results import MISSING, ResultTable
+from nautile.tasks.report import compose
 from nautile.tasks.reporting.blocks import (
     BarChart,
     LineChart,
@@ -20,10 +21,8 @@ from nautile.tasks.reporting.blocks import (
     TableFigure,
     TimeChart,
 )
-from nautile.tasks.reporting.charts import MOST_POINTS, svg, thinned
 from nautile.tasks.reporting.data import Input, collect, scores, screening
-from nautile.tasks.reporting.render import html_page, markdown
-from nautile.tasks.reporting.sections import compose
+from nautile.tasks.reporting.render import MOST_POINTS, html_page, markdown, svg, thinned
 from tests.support.stages.toy_stages import HOSTILE
 
 

@@ -23,7 +23,7 @@ from nautile.rl.learner import Learner
 from nautile.rl.problems.load import load, load_guard
 from nautile.rl.reinforce import Reinforcement, reinforce
 from nautile.rl.stage_inputs import StageInputs
-from nautile.tasks.align import JudgeScorer
+from nautile.tasks.reinforce import JudgeScorer
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
 
 JUDGE = JudgeConfig(endpoint="judge")
