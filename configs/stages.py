@@ -13,13 +13,16 @@ from typing import Any
 from nautile.common.errors import ConfigError
 
 PLUGINS = "NAUTILE_PLUGINS"
-SHIPPED = (
-    "held_out", "ingest", "index", "distill", "pretrain", "align", "reason", "self_distill", "evaluate", "report",
-)  # fmt: skip
+# Name -> module in `tasks`.
+SHIPPED = {
+    "held_out": "evaluate", "ingest": "ingest", "index": "distill", "distill": "distill", "pretrain": "pretrain",
+    "align": "reinforce", "reason": "reinforce", "self_distill": "reinforce",
+    "evaluate": "evaluate", "report": "report",
+}  # fmt: skip
 
 
 def _references() -> dict[str, str]:
-    found = {name: f"nautile.tasks.{name}:{name}" for name in SHIPPED}
+    found = {name: f"nautile.tasks.{module}:{name}" for name, module in SHIPPED.items()}
     plugins = [(entry.name, entry.value) for entry in entry_points(group="nautile.stages")]
     plugins += [(value.rpartition(":")[2], value) for value in os.environ.get(PLUGINS, "").split(",") if value]
     for name, reference in plugins:

@@ -24,17 +24,13 @@ from nautile.configs.schema import DISTILLED, RunConfig
 from nautile.configs.training import TRAINED
 from nautile.evals.benchmarks.stand_ins import HELD_OUT
 from nautile.evals.benchmarks.versions import versions
-from nautile.tasks.align import align
-from nautile.tasks.distill import distill
+from nautile.tasks.distill import distill, index
 from nautile.tasks.engine.stage import Stage
-from nautile.tasks.evaluate import evaluate
-from nautile.tasks.held_out import held_out
-from nautile.tasks.index import index
+from nautile.tasks.evaluate import evaluate, held_out
 from nautile.tasks.ingest import AGAINST, ingest
 from nautile.tasks.pretrain import START, pretrain
-from nautile.tasks.reason import reason
+from nautile.tasks.reinforce import align, reason, self_distill
 from nautile.tasks.report import report
-from nautile.tasks.self_distill import self_distill
 
 DAG_VARIABLE = "NAUTILE_DAG"
 _REINFORCED = {"align": align, "reason": reason, "self_distill": self_distill}  # stages that continue a checkpoint

@@ -18,7 +18,7 @@ from nautile.flows.run_state import RUNS, live_run, questions_by_run, run_named
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
 from nautile.store.manifest import RUN
-from nautile.tasks.engine.fanout.items import item_logs
+from nautile.tasks.engine.fanout import item_logs
 
 POLL_S = 0.3
 MOST_RUNS = 1000  # newest runs, among which a live one is looked for

@@ -38,8 +38,7 @@ from nautile.flows.stored_configs import follow
 from nautile.store.artifacts import Store
 from nautile.store.mirror import open_store
 from nautile.tasks.engine.child_process import cancelling
-from nautile.tasks.engine.dashboard_links import run_page
-from nautile.tasks.engine.failure import advice, reason
+from nautile.tasks.engine.errors import advice, reason, run_page
 from nautile.tasks.engine.prefect_task import as_prefect_task
 from nautile.tasks.engine.stage import RunContext
 

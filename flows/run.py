@@ -30,8 +30,7 @@ from nautile.flows.selection import PreparedRun, Selection, check_ray_hosts, is_
 from nautile.flows.stored_configs import store_config
 from nautile.store.artifacts import Store
 from nautile.store.mirror import open_store
-from nautile.tasks.engine.dashboard_links import DASHBOARD_URL
-from nautile.tasks.engine.failure import RESUME_HEADING, advice
+from nautile.tasks.engine.errors import DASHBOARD_URL, RESUME_HEADING, advice
 from nautile.tasks.engine.progress import StageUpdate, subscribe
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from nautile.flows.selection import Selection, prepare_run
 from nautile.store.artifacts import Artifact, Store
 from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.stage import RunContext
-from nautile.tasks.snapshot import snapshot
+from nautile.tasks.pretrain import snapshot
 
 
 def publish_snapshot(store: Store, config: RunConfig, argument: str, step: int | None) -> Artifact:

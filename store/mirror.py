@@ -67,12 +67,12 @@ from nautile.store.manifest import (
     checked_manifest,
     execution_after_takeover,
     read_manifest,
+    trust_files,
     version_order,
     with_seal,
 )
 from nautile.store.remote import RECORD, ObjectTooLarge, Remote, record_remote, resolve_location
 from nautile.store.staging_mirror import STOP_S, StagingMirror
-from nautile.store.verify import trust_files
 
 logger = logging.getLogger(__name__)
 
@@ -282,7 +282,7 @@ class MirroredStore(Store):
         """Download the files of `artifact`, each verified by its digest before it is renamed into place.
 
         Intact local files are kept, so this also repairs a damaged copy. `without`: files whose names start with it are
-        not downloaded (`store.file_cache` reads them). Raises `ConfigError` if files at the remote are damaged, with
+        not downloaded (`FileCache` reads them). Raises `ConfigError` if files at the remote are damaged, with
         their names, or if the disk is too small.
         """
         folder = artifact.folder

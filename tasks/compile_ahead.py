@@ -16,8 +16,8 @@ from typing import Any
 from nautile.common.processes import only_idle_time
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.store.layout import Layout
-from nautile.tasks.engine.catalogue import declared, resolve
 from nautile.tasks.engine.child_main import begin, keep_compiled
+from nautile.tasks.engine.stage import declared, resolve
 
 logger = logging.getLogger("nautile.tasks.compile_ahead")
 

@@ -1,7 +1,12 @@
-"""The `evaluate` stage (paper §5): from a checkpoint or an endpoint to an `evaluation`: scores, rows, tables."""
+"""The `evaluate` stage (paper §5): from a checkpoint or an endpoint to an `evaluation`: scores, rows, tables.
 
+And the `held_out` stage before all training: the questions that training text is screened for.
+"""
+
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from itertools import chain
 from pathlib import Path
 from statistics import quantiles
@@ -10,26 +15,94 @@ from typing import Any
 from nautile.common.errors import ConfigError
 from nautile.common.files import write_json, write_text
 from nautile.configs.endpoint import EndpointConfig
-from nautile.configs.evaluation import EvaluateConfig, ModelUnderTest
+from nautile.configs.evaluation import EvaluateConfig, HeldOutConfig, ModelUnderTest
 from nautile.configs.model import TokenizerConfig
 from nautile.data.endpoints.pool import EndpointPool
+from nautile.data.screening.contamination import (
+    COMMON,
+    NGRAM,
+    SHORTEST,
+    ContaminationIndex,
+    read_questions,
+    write_questions,
+)
 from nautile.data.tokens.losses import LOST, lost_records
 from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
+from nautile.evals.benchmarks.held_out import questions
 from nautile.evals.benchmarks.items import BenchmarkItem
 from nautile.evals.benchmarks.loading import check_benchmark, items_for
-from nautile.evals.benchmarks.stand_ins import HELD_OUT, held_out
+from nautile.evals.benchmarks.stand_ins import HELD_OUT, STAND_INS
+from nautile.evals.benchmarks.stand_ins import held_out as stand_in_items
 from nautile.evals.running.answerers import Answerer, CheckpointAnswerer, EndpointAnswerer
+from nautile.evals.running.likelihood import CheckpointScorer, with_options
 from nautile.evals.running.rows import SampleRow, read_rows, sample_readings
-from nautile.evals.running.runner import CheckpointScorer, score_options, with_options
 from nautile.evals.running.runner import evaluate as ask
+from nautile.evals.running.runner import score_options
 from nautile.evals.scoring.scores import Scores, summarise, title_of
-from nautile.evals.tables.results import breakdown, table_2, to_html, to_json, to_markdown
+from nautile.evals.tables.breakdown import breakdown
+from nautile.evals.tables.results import table_2, to_html, to_json, to_markdown
+from nautile.store.artifacts import Artifact
 from nautile.store.layout import StagingFiles
 from nautile.store.mirror import open_store
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Calls, budget_limit, stage
-from nautile.tasks.held_out import screened_for
 from nautile.tasks.reporting.render import write_table
+
+
+def _check_questions(part: HeldOutConfig) -> None:
+    for choice in part.benchmarks:
+        check_benchmark(choice, "held_out.benchmarks")
+
+
+@stage("held_out", version=1, outputs=("questions",), check=_check_questions)
+def held_out(job: Job) -> None:
+    """Publish the questions of every benchmark, and count those too short or too common to search for in texts."""
+    part = job.part("held_out", HeldOutConfig)
+    bad_rows: dict[str, list[str]] = {}
+    held_out_questions = list(questions(part.benchmarks, job.seed("evaluation"), bad_rows))
+    write_questions(job.output("questions"), held_out_questions)
+    screen = ContaminationIndex(held_out_questions)
+    messages = list(chain.from_iterable(bad_rows.values()))
+    count = len(held_out_questions)
+    lost = lost_records(messages, count + len(messages))
+    if lost:  # a question that is not known cannot be kept out of the training data
+        job.emit("progress", done=count, total=count, unit="questions", note=lost)
+    counts = dict(sorted(Counter(question.benchmark for question in held_out_questions).items()))
+    job.describe(
+        "questions",
+        **({LOST: lost} if lost else {}),
+        questions=count,
+        benchmarks=counts,
+        too_short=screen.too_short,
+        boilerplate=screen.boilerplate,
+        rule={"words": NGRAM, "shortest": SHORTEST, "boilerplate_above": COMMON},
+        stand_ins=[STAND_INS[name].title for name in counts if name in STAND_INS],
+    )
+    for name, value in {"questions": count, "too_short": screen.too_short}.items():
+        job.emit("metric", name=name, step=0, value=value)
+
+
+def screened_for(checkpoint: Artifact) -> set[str]:
+    """The questions that all training text of a checkpoint was screened for, by the artifacts that it was made from.
+
+    Empty if some of the text was not screened, is of a checkpoint from elsewhere, or is no longer in the store.
+    """
+    seen, ids = {checkpoint.full_id}, [checkpoint.full_id]
+    held_out_lists: list[set[str]] = []
+    while ids:
+        artifact = checkpoint.store.find(*ids.pop().split("/"))
+        if artifact is None:
+            return set()
+        inputs = set(artifact.manifest["inputs"].values())
+        kinds = {full_id.partition("/")[0] for full_id in inputs}
+        if artifact.kind == "questions":
+            held_out_lists.append({question.text for question in read_questions(artifact.path)})
+        elif artifact.kind in ("tokens", "checkpoint") and not kinds & {"questions", "tokens"}:
+            return set()
+        ids += inputs - seen
+        seen |= inputs
+    return reduce(set.intersection, held_out_lists) if held_out_lists else set()
+
 
 ROWS, LIKELIHOOD_ROWS = "rows.jsonl", "likelihood.jsonl"
 SHOWN_BAD_ROWS = 20  # in the manifest; the log has all of them
@@ -69,7 +142,7 @@ def evaluate(job: Job) -> None:
     """Ask the model each question that has no row yet, then score and publish."""
     config = job.part("evaluate", EvaluateConfig)
     seed, bad_rows = job.seed("evaluation"), dict[str, list[str]]()
-    items = _with_screening(job, questions(config, seed, bad_rows))
+    items = _with_screening(job, items_to_ask(config, seed, bad_rows))
     out = job.output("evaluation")
     if "model_under_test" in job.section:
         name, column, rows, likelihood_rows = _ask_endpoint(job, config, items, out)
@@ -91,7 +164,7 @@ def evaluate(job: Job) -> None:
     _describe(job, scores, list(chain.from_iterable(bad_rows.values())), out)
 
 
-def questions(config: EvaluateConfig, seed: int, bad_rows: dict[str, list[str]] | None = None) -> list[BenchmarkItem]:
+def items_to_ask(config: EvaluateConfig, seed: int, bad_rows: dict[str, list[str]]) -> list[BenchmarkItem]:
     """Load all items of the configured benchmarks.
 
     Adds a message to `bad_rows`, by benchmark, for each record that is left out. Raises `ConfigError` if a benchmark is
@@ -104,7 +177,7 @@ def questions(config: EvaluateConfig, seed: int, bad_rows: dict[str, list[str]] 
                 raise ConfigError(f"evaluate.benchmarks: {name!r} is listed twice")
             items[name] = benchmark_items
     if config.held_out is not None:
-        items[HELD_OUT] = held_out(config.held_out, seed)
+        items[HELD_OUT] = stand_in_items(config.held_out, seed)
     if not items:
         raise ConfigError("evaluate: neither `benchmarks` nor `held_out` names a benchmark to run")
     return list(chain.from_iterable(items.values()))

@@ -35,9 +35,9 @@ JOINING = ("joinpath", "with_name", "glob", "rglob")
 OTHER_FOLDERS = {
     ("bench/corpus/endpoints.py", "replies"),
     ("bench/training/pretraining.py", "checkpoints"),
-    ("tasks/engine/fanout/own_disk.py", "items"),
+    ("tasks/engine/remote_child.py", "items"),
     ("tasks/engine/job.py", "replies"),
-    ("tasks/engine/telemetry/event_file.py", "events"),
+    ("tasks/engine/telemetry.py", "events"),
 }
 
 

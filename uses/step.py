@@ -17,8 +17,7 @@ from nautile.flows.progress_view import RunProgress, view_for
 from nautile.flows.run import ProgressListener, exit_code
 from nautile.store.artifacts import Artifact, Store
 from nautile.tasks.engine.attempt import run_stage
-from nautile.tasks.engine.errors import StageCrash
-from nautile.tasks.engine.failure import RESUME_HEADING, advice
+from nautile.tasks.engine.errors import RESUME_HEADING, StageCrash, advice
 from nautile.tasks.engine.progress import subscribe
 from nautile.tasks.engine.stage import RunContext, Stage
 

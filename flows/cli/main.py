@@ -345,7 +345,7 @@ def report(
     from nautile.common.files import read_json
     from nautile.flows.named import named_or_newest
     from nautile.flows.render import relative
-    from nautile.tasks.reporting.opening import about_line
+    from nautile.tasks.report import about_line
 
     folder = named_or_newest(the_store(), "report", artifact).path
     if as_json:

@@ -45,8 +45,7 @@ from nautile.store.layout import StagingFiles
 from nautile.store.manifest import stage_key
 from nautile.store.mirror import MirroredStore, open_store
 from nautile.tasks.engine.child_process import cancelling
-from nautile.tasks.engine.errors import StageCrash
-from nautile.tasks.engine.failure import advice, reason
+from nautile.tasks.engine.errors import StageCrash, advice, reason
 from nautile.tasks.engine.prefect_task import as_prefect_task
 from nautile.tasks.engine.stage import RunContext
 from nautile.tasks.evaluate import evaluate

@@ -47,7 +47,7 @@ from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog, CatalogBusy
 from nautile.store.manifest import host, now
 from nautile.tasks.engine.attempt_log import write_row
-from nautile.tasks.engine.failure import slug
+from nautile.tasks.engine.errors import slug
 from nautile.tasks.engine.progress import StageUpdate, notify
 
 logger = logging.getLogger(__name__)

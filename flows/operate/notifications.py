@@ -24,8 +24,7 @@ from nautile.common.text import counted, visible
 from nautile.configs.training import TRAINED
 from nautile.evals.scoring.scores import marked_title, title_of
 from nautile.store.artifacts import Store
-from nautile.tasks.engine.dashboard_links import run_page
-from nautile.tasks.engine.failure import advice, reason
+from nautile.tasks.engine.errors import advice, reason, run_page
 from nautile.tasks.engine.progress import StageUpdate, subscribe
 
 logger = logging.getLogger(__name__)

@@ -34,8 +34,7 @@ from nautile.flows.operate.prefect_faults import database_fault, last_error, set
 from nautile.store.artifacts import Store
 from nautile.store.locks import KeyLock
 from nautile.store.manifest import host
-from nautile.tasks.engine.dashboard_links import DASHBOARD_URL
-from nautile.tasks.engine.failure import slug
+from nautile.tasks.engine.errors import DASHBOARD_URL, slug
 
 STARTUP_S = 180.0
 STOP_S = 15.0  # then what is left of its processes is killed

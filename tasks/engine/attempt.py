@@ -30,16 +30,13 @@ from nautile.store.events import EventWriter, read_live
 from nautile.store.locks import KeyLock
 from nautile.store.manifest import code_commit, host
 from nautile.store.mirror import MirroredStore, open_store
-from nautile.tasks.engine.attempt_log import AttemptLog
+from nautile.tasks.engine.attempt_log import AttemptLog, PublishedAs, Staging, failure_in_sweep, open_staging
 from nautile.tasks.engine.child_process import crash_of, pause, raise_for_exit, run_child
 from nautile.tasks.engine.errors import StageCrash
-from nautile.tasks.engine.fanout import own_disk
-from nautile.tasks.engine.fanout.executor import ExecutorFactory, local_executor, ray_executor
-from nautile.tasks.engine.fanout.runner import FanOutRunner
+from nautile.tasks.engine.fanout import ExecutorFactory, FanOutRunner, local_executor, ray_executor
+from nautile.tasks.engine.remote_child import run_item_on_own_disk, through_remote
 from nautile.tasks.engine.stage import RunContext, Stage
-from nautile.tasks.engine.staging import PublishedAs, Staging, failure_in_sweep, open_staging
-from nautile.tasks.engine.telemetry.forwarder import Forwarder, forwarder_of
-from nautile.tasks.engine.telemetry.trackers import Outcome, TrackedExecution
+from nautile.tasks.engine.telemetry import Outcome, TrackedExecution, Tracker, close_all, trackers_of
 
 logger = logging.getLogger(__name__)
 
@@ -206,30 +203,29 @@ class _Attempt:
             self.log.started(staging)
         self.log.ingest()
         try:
-            outputs = self._work_and_publish(staging, lease, self._forwarder(staging))
+            trackers = self._trackers(staging)
+            try:
+                # If an attempt was interrupted between `done.json` and its last rename, publishing is all to do.
+                if staging.done() is None:
+                    self._work(staging, lease.check, trackers)
+                lease.check()
+                outcome = Outcome("done", self._publish(staging, lease.fence))
+            except BaseException as error:
+                outcome = Outcome("failed" if isinstance(error, Exception) else "cancelled")
+                raise
+            finally:
+                self._end_telemetry(staging, close_all(trackers, outcome))
         except BaseException as error:
             self.log.failed(staging, error)
             raise
-        self.log.done(outputs)
-        return outputs
+        self.log.done(dict(outcome.outputs))
+        return dict(outcome.outputs)
 
-    def _work_and_publish(self, staging: Staging, lease: KeyLease, forwarder: Forwarder) -> dict[str, str]:
-        """Work unless it is complete, and publish. Returns kind -> artifact id. Always ends the telemetry."""
-        try:
-            # After an attempt that was interrupted between `done.json` and its last rename, publishing is all to do.
-            if staging.done() is None:
-                self._work(staging, lease.check, forwarder)
-            lease.check()
-            outputs = self._publish(staging, lease.fence)
-        except BaseException as error:
-            outcome = Outcome("failed" if isinstance(error, Exception) else "cancelled")
-            self._end_telemetry(staging, forwarder, outcome)
-            raise
-        self._end_telemetry(staging, forwarder, Outcome("done", outputs))
-        return outputs
+    def _work(self, staging: Staging, check_lease: Callable[[], None], trackers: list[Tracker]) -> None:
+        """Run the fan-outs, then the stage's function in a child process; send metrics to the trackers.
 
-    def _work(self, staging: Staging, check_lease: Callable[[], None], forwarder: Forwarder) -> None:
-        """Run the fan-outs, then the stage's function; forward metrics to the configured telemetry."""
+        Raises the error that the exit code stands for.
+        """
         if self._runs_in_several_processes() and not self.stage.multihost:
             raise ConfigError(
                 f"launch.stages lists {self.stage.name!r}, which runs in one process only: remove it from the list"
@@ -250,40 +246,19 @@ class _Attempt:
             self.log.notify("running", metrics=live.get("metrics", {}), phase=live.get("phase", ""), **fields)
             if time.monotonic() - ingested_at > INGEST_EVERY_S:
                 self.log.ingest(unless_s=INGEST_EVERY_S)
-                forwarder.forward()
+                for tracker in trackers:
+                    tracker.wake()
                 ingested_at = time.monotonic()
             if models and time.monotonic() - mirrored_at > MIRROR_REPLIES_EVERY_S:
                 # In a thread: an upload must not stop this loop, which also watches the child and the lease.
                 threading.Thread(target=self.log.mirror_replies, args=(models,), daemon=True).start()
                 mirrored_at = time.monotonic()
 
-        # The fan-outs must be complete before the function, which reads what they wrote.
-        peak_bytes = self._run_fan_outs(staging, on_progress) if self.stage.fan_outs else 0
-        self._run_function(staging, on_progress, peak_bytes)
-
-    def _run_fan_outs(self, staging: Staging, on_progress: Progress) -> int:
-        """Run the items that are not done. Returns the peak memory of any one of them, in bytes."""
-        launch = self.context.launch
-        executors = self.executors or (ray_executor if launch.engine == "ray" else local_executor)
-        if launch.engine == "ray" and isinstance(self.store, MirroredStore):
-            remote = self.executors or partial(ray_executor, run=own_disk.run_item)
-            executors = own_disk.through_remote(remote, self.store, staging.path, staging.attempt, self.stage.fan_outs)
-        runner = FanOutRunner(
-            self.stage.fan_outs, staging.files.request, staging.attempt, launch, executors, on_progress
-        )
-        try:
-            runner.run()
-        finally:
-            self.log.set(peak_bytes=runner.peak_bytes)
-        staging.files.clear()
-        return runner.peak_bytes
-
-    def _run_function(self, staging: Staging, on_progress: Progress, peak_bytes: int) -> None:
-        """Run the stage's function in a child process until it ends; raise the error that its exit code stands for."""
-
         def tick() -> None:
             on_progress(read_live(staging.files.live))
 
+        # The fan-outs must be complete before the function, which reads what they wrote.
+        peak_bytes = self._run_fan_outs(staging, on_progress) if self.stage.fan_outs else 0
         exit_status = run_child(
             "nautile.tasks.engine.multihost" if self._runs_in_several_processes() else self._child_module(),
             str(staging.files.request),
@@ -299,8 +274,24 @@ class _Attempt:
         if staging.done() is None:
             raise crash_of(exit_status, staging.files)  # exit code 0, but not from the end of the child's `main`
 
+    def _run_fan_outs(self, staging: Staging, on_progress: Progress) -> int:
+        """Run the items that are not done. Returns the peak memory of any one of them, in bytes."""
+        launch = self.context.launch
+        executors = self.executors or (ray_executor if launch.engine == "ray" else local_executor)
+        if launch.engine == "ray" and isinstance(self.store, MirroredStore):
+            remote = self.executors or partial(ray_executor, run=run_item_on_own_disk)
+            executors = through_remote(remote, self.store, staging.path, staging.attempt, self.stage.fan_outs)
+        runner = FanOutRunner(
+            self.stage.fan_outs, staging.files.request, staging.attempt, launch, executors, on_progress
+        )
+        try:
+            runner.run()
+        finally:
+            self.log.set(peak_bytes=runner.peak_bytes)
+        staging.files.clear()
+        return runner.peak_bytes
+
     def _runs_in_several_processes(self) -> bool:
-        """Whether the configuration asks for several processes of this stage."""
         return self.context.launch.processes > 1 and self.stage.name in self.context.launch.stages
 
     def _hosts_have_own_disks(self) -> bool:
@@ -358,8 +349,7 @@ class _Attempt:
             },
         )
 
-    def _forwarder(self, staging: Staging) -> Forwarder:
-        """The forwarder that sends this attempt's metrics to the sinks of `[telemetry]`."""
+    def _trackers(self, staging: Staging) -> list[Tracker]:
         execution = TrackedExecution(
             self.context.run_id,
             self.stage.name,
@@ -372,11 +362,9 @@ class _Attempt:
             self.section,
             {name: artifact.id for name, artifact in self.inputs.items()},
         )
-        return forwarder_of(self.context.telemetry, self.store.events, staging.attempt, execution, staging.path)
+        return trackers_of(self.context.telemetry, self.store.events, execution, staging.path)
 
-    def _end_telemetry(self, staging: Staging, forwarder: Forwarder, outcome: Outcome) -> None:
-        """Forward the remaining metrics, and emit how many were not delivered."""
-        count = forwarder.close(outcome)
+    def _end_telemetry(self, staging: Staging, count: int) -> None:
         if not count:
             return
         logger.warning("%s: %d measurements were not delivered; the store has them", self.log.label, count)

@@ -13,33 +13,104 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+import psutil
+
 from nautile.common.environment import environment
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.events import Emit, silent
-from nautile.common.files import RemoteFiles, is_full_or_read_only, not_writable, write_json
-from nautile.common.processes import ExitCode, collector_paused, die_with_parent, give_way
-from nautile.data.endpoints.reply_source import HostClaims
+from nautile.common.files import is_full_or_read_only, not_writable, write_json
+from nautile.common.processes import ExitCode, collector_paused, die_with_parent, give_way, thread_beside
 from nautile.store.events import EventWriter
 from nautile.store.layout import ChildFiles, Layout, StagingFiles
+from nautile.tasks.engine.child_process import STOP
 from nautile.tasks.engine.errors import NotWritable
-from nautile.tasks.engine.fanout.items import Markers, emit_with_source, process_item, write_item_list
+from nautile.tasks.engine.fanout import Markers, emit_with_source, process_item, write_item_list
 from nautile.tasks.engine.job import Job
-from nautile.tasks.engine.progress_log import LoggedProgress
+from nautile.tasks.engine.progress import LoggedProgress
 from nautile.tasks.engine.stage import Stage
-from nautile.tasks.engine.usage import usage_reported
-
-STOP = b"stop\n"  # on standard input of a host's process: save and exit
-JOIN_S = 300  # how long the hosts wait for each other at the start
 
 logger = logging.getLogger("nautile.tasks.engine.child_main")
+
+USAGE_EVERY_S = 5.0  # interval of the measurements at first
+MOST_POINTS = 500  # then the interval is 1/500 of the elapsed time, so that days of work add few rows
+
+
+def usage_reported(request: dict[str, Any], source: str | None = None) -> AbstractContextManager[object]:
+    """Emit the usage of this process and its children to the request's events until the block ends.
+
+    Memory, cores, device memory and free disk go to a separate event file, because they are not progress of the stage
+    and no live display shows them. The step of a measurement is the number of seconds since the execution began, so a
+    resumed stage continues its curves. `source`: name of the worker, if the stage has several. Work that ends before
+    the first measurement leaves no file.
+    """
+    return thread_beside("usage", _report_usage, request, source)
+
+
+def _report_usage(request: dict[str, Any], source: str | None, stop: threading.Event) -> None:
+    events, store = Path(request["events"]), Path(request["store"])
+    suffix = "usage" if source is None else f"{source.replace(' ', '-')}-usage"
+    path = events.with_name(f"{events.stem}-{suffix}{events.suffix}")
+    execution_start = request.get("began", time.time())
+    emit: EventWriter | None = None  # opened with the first measurement
+    start = last = time.monotonic()
+    # Rates are differences from here on: what the process used to start up is in none of them.
+    last_cpu_s = _tree_usage()[1]
+    # On a full disk the stage's own writes fail with a message; a lost measurement needs none.
+    with suppress(OSError), ExitStack() as at_end:
+        while not stop.wait(max(USAGE_EVERY_S, (last - start) / MOST_POINTS)):
+            now = time.monotonic()
+            resident, cpu_s = _tree_usage()
+            figures = {
+                "system/memory_bytes": resident,
+                "system/cpu_cores": max(0.0, cpu_s - last_cpu_s) / (now - last),
+                "system/device_bytes": _device_memory(),
+                "system/store_free_bytes": psutil.disk_usage(str(store)).free,
+            }
+            last, last_cpu_s = now, cpu_s
+            if emit is None:
+                emit = EventWriter(path, request["execution"], stage=request["stage"])
+                at_end.callback(emit.close)
+            step = max(0, int(time.time() - execution_start))
+            rows = [
+                {"name": name, "step": step, "value": value} for name, value in figures.items() if value is not None
+            ]
+            emit.many("metric", [row if source is None else {**row, "source": source} for row in rows])
+
+
+def _tree_usage() -> tuple[int, float]:
+    """Resident bytes and CPU seconds of this process and its running descendants."""
+    resident, seconds = 0, 0.0
+    root = psutil.Process()
+    for process in (root, *root.children(recursive=True)):
+        try:
+            with process.oneshot():
+                resident += process.memory_info().rss
+                times = process.cpu_times()
+        except psutil.Error:
+            continue  # the process has ended meanwhile
+        seconds += times.user + times.system
+    return resident, seconds
+
+
+def _device_memory() -> int | None:
+    """Bytes in use on the first device; None if the backend does not report them or is not initialised here."""
+    # `jax.local_devices()` would initialise the backend, in a process that may never need it.
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if bridge is None or not bridge.backends_are_initialized():
+        return None
+    statistics = sys.modules["jax"].local_devices()[0].memory_stats() or {}
+    return statistics.get("bytes_in_use")
+
+
+JOIN_S = 300  # how long the hosts wait for each other at the start
 
 
 def main(arguments: list[str]) -> int:
@@ -65,25 +136,18 @@ def begin(parent: int) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-@dataclass(frozen=True)
-class RemoteAccess:
-    """What the function of a stage needs of the store's remote (`Job`); empty without one."""
-
-    files: RemoteFiles | None = None
-    claims: Callable[[str], HostClaims] | None = None
-
-
-def work(request: dict[str, Any], fan_out_part: list[str], remote: RemoteAccess = RemoteAccess()) -> ExitCode:
+def work(request: dict[str, Any], fan_out_part: list[str], remote: Mapping[str, Any] = {}) -> ExitCode:
     """Do the work of a request; return the exit code, and write `error.json` for a failure.
 
-    `fan_out_part`: fan-out, item, slot and parent's PID as in `main`, or empty for the stage's function.
+    `fan_out_part`: fan-out, item, slot and parent's PID as in `main`, or empty for the stage's function. `remote`: the
+    fields of `Job` that need the store's remote, if it has one.
     """
     # Relative to the niceness that this process was started with.
     give_way(os.nice(0) + request["niceness"])
     staging = Path(request["staging"])
     # An item has a folder for its log, progress and error; the stage's function uses the staging folder.
     if fan_out_part and fan_out_part[1]:
-        folder = Markers.of(staging, fan_out_part[0]).item_folder(fan_out_part[1])
+        folder = Markers(staging, fan_out_part[0]).item_folder(fan_out_part[1])
     else:
         folder = staging
     try:
@@ -127,12 +191,6 @@ def load_stage(module: str, attribute: str) -> Stage:
     return stage
 
 
-def host_environment(launch: dict[str, Any], host: int) -> dict[str, str]:
-    """The environment variables that give a process its rank. Without a coordinator, JAX asks the TPU slice."""
-    settings = {"NAUTILE_PROCESSES": str(launch["processes"]), "NAUTILE_PROCESS": str(host)}
-    return settings | ({"NAUTILE_COORDINATOR": launch["coordinator"]} if launch["coordinator"] else {})
-
-
 def process_rank() -> int | None:
     """Rank among the hosts' processes of one stage, as set by `host_environment`; None in a single-process stage."""
     rank = os.environ.get("NAUTILE_PROCESS")
@@ -171,7 +229,7 @@ def keep_compiled(compiled: Path, rank: int = 0) -> None:
         compile_cache.keep_on_every_process()
 
 
-def _run_stage_function(request: dict[str, Any], rank: int | None, remote: RemoteAccess) -> None:
+def _run_stage_function(request: dict[str, Any], rank: int | None, remote: Mapping[str, Any]) -> None:
     stage, staging = _stage_of(request), Path(request["staging"])
     if rank is not None:
         _join_hosts(rank, request["launch"]["silent_s"])
@@ -196,7 +254,7 @@ def _run_fan_out_part(request: dict[str, Any], name: str, item: str, slot: str) 
     """Process `item` of the fan-out `name`, or list its items if `item` is empty."""
     stage, staging, events = _stage_of(request), Path(request["staging"]), Path(request["events"])
     fan_out = next(fan_out for fan_out in stage.fan_outs if fan_out.name == name)
-    live = ChildFiles(Markers.of(staging, name).item_folder(item) if item else staging).live
+    live = ChildFiles(Markers(staging, name).item_folder(item) if item else staging).live
     # One event file per worker slot, not per item: thousands of files would slow the catalog down.
     path = events.with_name(f"{events.stem}-{slot}{events.suffix}")
     emit = EventWriter(path, request["execution"], stage=stage.name, live=live)
@@ -214,26 +272,19 @@ def _join_hosts(rank: int, silent_s: float) -> None:
     """Join `jax.distributed`. JAX ends all processes when one has sent no heartbeat for `silent_s` seconds."""
     import jax
 
-    heartbeat_s = max(1, round(silent_s))
     coordinator = os.environ.get("NAUTILE_COORDINATOR")
-    if not coordinator:
-        # JAX detects the hosts of a TPU slice.
-        jax.distributed.initialize(heartbeat_timeout_seconds=heartbeat_s, initialization_timeout=JOIN_S)
-        return
-    count = int(os.environ["NAUTILE_PROCESSES"])
-    # Without a bind address the coordination service listens on every interface.
-    bind = coordinator if coordinator.startswith("127.") else None
+    # Without one JAX detects the hosts of a TPU slice.
+    hosts = (coordinator, int(os.environ["NAUTILE_PROCESSES"]), rank) if coordinator else ()
     jax.distributed.initialize(
-        coordinator,
-        count,
-        rank,
-        coordinator_bind_address=bind,
-        heartbeat_timeout_seconds=heartbeat_s,
+        *hosts,
+        # Without a bind address the coordination service listens on every interface.
+        coordinator_bind_address=coordinator if coordinator and coordinator.startswith("127.") else None,
+        heartbeat_timeout_seconds=max(1, round(silent_s)),
         initialization_timeout=JOIN_S,
     )
 
 
-def _job(request: dict[str, Any], stage: Stage, emit: Emit, rank: int, remote: RemoteAccess = RemoteAccess()) -> Job:
+def _job(request: dict[str, Any], stage: Stage, emit: Emit, rank: int, remote: Mapping[str, Any] = {}) -> Job:
     return Job(
         stage=stage.name,
         key=request["key"],
@@ -243,11 +294,10 @@ def _job(request: dict[str, Any], stage: Stage, emit: Emit, rank: int, remote: R
         staging=Path(request["staging"]),
         emit=emit,
         replies=Layout(request["store"]).replies,
-        claims=remote.claims,
-        remote_files=remote.files,
         shared_disk="url" not in request,
         ask_again=request["ask_again"],
         process=rank,
+        **remote,
     )
 
 
@@ -282,7 +332,6 @@ def _exit_on_sigterm(number: int, frame: FrameType | None) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Exit this process."""
     if code and process_rank() is not None:
         # In a regular exit JAX would wait for the other hosts to end.
         logging.shutdown()

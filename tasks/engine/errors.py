@@ -1,15 +1,20 @@
-"""Failures of a stage's process besides `ConfigError` and `Retryable`, and the retry policy.
+"""Failures of a stage's process besides `ConfigError` and `Retryable`, the retry policy, and the page about a failure.
 
-Exit codes: `common.processes.ExitCode`.
+Exit codes: `common.processes.ExitCode`. The terminal, the page in Prefect and the file in the store share the wording
+of the page. Messages and logs may hold text from outside, so they stand in Markdown fences, where nothing is markup.
 """
 
 import math
+import os
+import re
 import signal
 import time
 from pathlib import Path
+from urllib.parse import urlencode
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.retry import Backoff
+from nautile.common.text import fenced, visible
 
 CRASHES = 2  # retries after consecutive crashes
 BACKOFF = Backoff(first_s=2.0, longest_s=600.0)  # pauses between the attempts of a stage
@@ -38,7 +43,6 @@ class StageCrash(RuntimeError):
         return self.signal_number == signal.SIGKILL
 
     def prefixed(self, prefix: str) -> "StageCrash":
-        """A copy of the crash with `prefix` before its reason."""
         return StageCrash(prefix + self.reason, log=self.log, log_tail=self.log_tail, signal_number=self.signal_number)
 
 
@@ -65,7 +69,6 @@ class RetryPolicy:
 
     @property
     def failures(self) -> int:
-        """The number of consecutive failures."""
         return self._crashes + self._outages
 
     def progress(self, counter: str, count: float) -> None:
@@ -96,3 +99,73 @@ class RetryPolicy:
         if self._backoff.give_up_s is None:
             return math.inf
         return self._first_at + self._backoff.give_up_s - time.monotonic()
+
+
+RESUME_HEADING = "Finished work is kept. Continue with:"
+
+
+def failure_page(
+    label: str, attempt: int, error: Exception, *, log: Path, log_tail: str, resume: str, page: str, ids: dict[str, str]
+) -> str:
+    """The page about one failed attempt, as Markdown.
+
+    `resume`: a shell command, or empty. `page`: address of the run in the dashboard, or empty. `ids`: those of the run,
+    the key and so on, by name.
+    """
+    parts = [f"## {label} failed" + (f" (attempt {attempt})" if attempt > 1 else "")]
+    # `visible` first: a fence keeps out markup, but not control characters of a terminal.
+    parts += [fenced(visible(reason(error))), f"**What to do.** {advice(error)}"]
+    if resume:
+        parts += [f"**{RESUME_HEADING}**", fenced(resume)]
+    if log_tail.strip():
+        parts += [f"**The last lines of its log**, `{log}`", fenced(visible(log_tail))]
+    if page:
+        parts.append(f"[The run in the dashboard]({page})")
+    return "\n\n".join([*parts, "  \n".join(f"{name} `{value}`" for name, value in ids.items())]) + "\n"
+
+
+def reason(error: BaseException) -> str:
+    """Why the attempt failed, without the path and lines of the log."""
+    if isinstance(error, StageCrash):
+        return error.reason
+    return str(error) or type(error).__name__
+
+
+def advice(error: BaseException | None) -> str:
+    """What the user should do before running the stage again, by the kind of error."""
+    if isinstance(error, ConfigError):
+        return "Fix the setting or file named above: until then every retry fails in the same way."
+    if isinstance(error, Retryable):
+        return (
+            "Check that the service named above is reachable. The stage retries for operation.STAGE.outage_hours, then "
+            "fails."
+        )
+    if isinstance(error, StageCrash) and error.was_killed:
+        return (
+            "The system ended the process, most likely because memory ran out: lower the stage's batch or "
+            "launch.workers, stop other programs on this machine, or give it more memory."
+        )
+    return "This is an error of the code or the machine, not of the configuration: the log shows where."
+
+
+def slug(label: str) -> str:
+    """A label as part of a file name or a Prefect key: `evaluate:align` becomes `evaluate-align`."""
+    return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+
+
+DASHBOARD_URL = "NAUTILE_DASHBOARD_URL"  # the environment variable; no links without it
+
+
+def run_page(run: str) -> str:
+    """Address of the dashboard's overview of a run; empty without a dashboard."""
+    return _dashboard(run=run)
+
+
+def artifact_page(run: str, artifact: str) -> str:
+    """Address of the dashboard's page of an artifact; empty without a dashboard."""
+    return _dashboard("lineage", run=run, artifact=artifact)
+
+
+def _dashboard(page: str = "", **query: str) -> str:
+    base = os.environ.get(DASHBOARD_URL, "").rstrip("/")
+    return f"{base}/{page}?{urlencode(query)}" if base else ""

@@ -5,20 +5,25 @@
 
 The decorated name is a `Stage`, which is plain data; `tasks.engine.attempt.run_stage` runs it. It must be a
 module-level name, because the child process imports it. Every child imports this file, so it loads neither Prefect nor
-DuckDB. Pages, reports, approvals and commands find all that they show of a stage here (`tasks.engine.catalogue`).
+DuckDB. Pages, reports, approvals and commands find all that they show of a stage by its name (`declared`), which
+imports the stage when it is first asked for, so a module that a stage itself imports can use this one.
 """
 
+import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
+from nautile.common.errors import ConfigError
 from nautile.configs.base import Section
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.keys import key_fields
 from nautile.configs.operation import LaunchConfig, StageOperation, TelemetryConfig
+from nautile.configs.stages import STAGES
 from nautile.store.manifest import stage_key
-from nautile.tasks.engine.fanout.items import FanOut
+from nautile.tasks.engine.fanout import FanOut
 from nautile.tasks.engine.job import Job
 
 Work = Callable[[Job], None]
@@ -79,7 +84,7 @@ class Stage:
 
     `version` increases when the code writes something else for the same section. `optional`: outputs that a section may
     leave unwritten. `multihost`: several processes, one per host, can run it together. `fan_outs` run first, each of
-    their items in its own process; `work` then reads what they wrote (`tasks.engine.fanout.items`). `on_demand`: kind
+    their items in its own process; `work` then reads what they wrote (`tasks.engine.fanout`). `on_demand`: kind
     of input -> prefix. If an input of that kind lies only at the store's remote, its files whose names start with the
     prefix are fetched when `Job.remote_files` opens them.
 
@@ -154,3 +159,36 @@ def budget_limit(part: Mapping[str, Any]) -> str:
     if tokens := part.get("budget_tokens"):
         limits.append(f"{tokens:,} tokens")
     return f"at most {' and '.join(limits)}" if limits else "no budget is set"
+
+
+@cache
+def declared(name: str) -> Stage | None:
+    """The stage of that name; None if there is none in this installation, as for a run of another one.
+
+    Raises `ConfigError` if its module cannot be imported, or has something else under the name.
+    """
+    if name not in STAGES:
+        return None
+    found = resolve(STAGES[name])
+    if not isinstance(found, Stage) or found.name != name:
+        raise ConfigError(f"stage {name!r}: {STAGES[name]} is no stage of that name")
+    return found
+
+
+def resolve(reference: str) -> Any:
+    """What a reference `module:name` names. Raises `ConfigError` if it cannot be imported."""
+    try:
+        return pkgutil.resolve_name(reference)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{reference!r} cannot be imported ({error})") from error
+
+
+def stages_with(test: Callable[[Stage], object]) -> list[str]:
+    """The names of the stages that pass the test, in the order of the catalogue."""
+    return [name for name in STAGES if (stage := declared(name)) and test(stage)]
+
+
+def page_of(name: str) -> str:
+    """The address of the dashboard's page about a stage; empty if it has none, or is not known here."""
+    stage = declared(name)
+    return stage.page if stage else ""

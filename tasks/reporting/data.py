@@ -3,6 +3,7 @@
 Formatting and wording are elsewhere. What was not measured is absent, never zero.
 """
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,14 +17,14 @@ from nautile.common.text import visible
 from nautile.configs.vendors import JUDGES
 from nautile.data.endpoints.own_server import program_of
 from nautile.evals.running.rows import SampleRow, read_rows
-from nautile.evals.tables.ladder import ladder
+from nautile.evals.tables.ladder import Ladder, RowsByStage, common_problems, ladder
 from nautile.evals.tables.results import TABLE_1_BENCHMARKS
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import Catalog, CatalogRow
+from nautile.store.manifest import short_commit
 from nautile.store.views import SPENT, run_seconds
-from nautile.tasks.engine.catalogue import stages_with
+from nautile.tasks.engine.stage import stages_with
 from nautile.tasks.reporting.other_seeds import accuracies_by_seed, ladder_over_seeds
-from nautile.tasks.reporting.problems import changed_problems
 
 Facts = dict[str, Any]
 
@@ -119,13 +120,8 @@ def _about(newest: CatalogRow | None, inputs: Sequence[Input]) -> Facts:
     `seeds` has a list for each name: "data", "weights", "sampling", "evaluation".
     """
     manifests = [item.artifact.manifest for item in inputs]
-    dirty = "-dirty"
-    # Twelve digits, and the mark of a working tree with changes, which stands after the fortieth.
-    commits = [
-        commit[:12] + (dirty if commit.endswith(dirty) else "") for row in manifests if (commit := row["commit"])
-    ]
     lists = {
-        "commits": commits,
+        "commits": [short_commit(row["commit"]) for row in manifests if row["commit"]],
         "machines": [row["host"] for row in manifests if row.get("host")],
     }
     about: Facts = {name: list(dict.fromkeys(values)) for name, values in lists.items() if values}
@@ -262,9 +258,7 @@ def _stages(inputs: Sequence[Input], spent: Mapping[str, Facts]) -> list[Facts]:
                 "reads": sorted({writers[full] for full in manifest["inputs"].values() if full in writers}),
                 "artifacts": {},
                 "facts": {},
-                "seconds": spent.get(item.label, {}).get("seconds"),
-                "attempts": spent.get(item.label, {}).get("attempts"),
-                "peak_bytes": spent.get(item.label, {}).get("peak_bytes"),
+                **{name: spent.get(item.label, {}).get(name) for name in ("seconds", "attempts", "peak_bytes")},
             },
         )
         row["artifacts"][item.artifact.kind] = item.artifact.id
@@ -372,10 +366,70 @@ def _lineage(item: Input) -> Facts:
     manifest = item.artifact.manifest
     reads = {name: full[: full.index("/") + 13] for name, full in manifest["inputs"].items()}
     names = ("stage", "version", "commit", "created", "execution", "digest")
+    about = {"id": item.artifact.id, "label": item.label, "bytes": item.artifact.bytes, "reads": reads}
+    return about | {name: manifest[name] for name in names}
+
+
+LONGEST_PROMPT, LONGEST_REASONING, LONGEST_ANSWER = 1200, 800, 400  # characters
+
+
+def changed_problems(ladder: Ladder, rows: RowsByStage) -> list[dict[str, Any]]:
+    """At most one problem per stage that could be compared: one that became right, else one that became wrong.
+
+    None for a stage at which no verdict changed. `of`: the number of problems that changed in the same way.
+    """
+    names = [stage["stage"] for stage in ladder["stages"]]
+    problems: list[dict[str, Any]] = []
+    for entry in ladder["stages"]:
+        # The comparison of the ladder is repeated, because the ladder has only its counts.
+        comparison = common_problems(rows[entry["over"]], rows[entry["stage"]]) if entry["test"] else None
+        changed = comparison["changed"] if comparison else []
+        changed = [row for row in changed if row["benchmark"] == ladder["benchmark"]]
+        # A problem is shown once, even if its verdict changed at several stages.
+        used_problems = {(problem["index"], problem["prompt"]) for problem in problems}
+        for change, words in (("gained", "became right"), ("lost", "became wrong")):
+            candidates = [row for row in changed if row["change"] == change]
+            unused = [
+                row for row in candidates if (row["index"], visible(row["prompt"], LONGEST_PROMPT)) not in used_problems
+            ]
+            if unused:
+                chosen = min(unused, key=lambda row: hashlib.sha256(row["prompt"].encode(errors="replace")).digest())
+                facts = {"stage": entry["stage"], "change": words, "of": len(candidates)}
+                problems.append(_with_replies(chosen, names, rows) | facts)
+                break
+    return problems
+
+
+def _with_replies(chosen: Mapping[str, Any], names: Sequence[str], rows: RowsByStage) -> dict[str, Any]:
+    """The problem of a changed row with the replies after every stage."""
+    fields = ("benchmark", "index", "prompt")
+    row_by_stage = {
+        stage: row
+        for stage, stage_rows in rows.items()
+        for row in stage_rows
+        if all(row[field] == chosen[field] for field in fields)
+    }
     return {
-        "id": item.artifact.id,
-        "label": item.label,
-        "bytes": item.artifact.bytes,
-        "reads": reads,
-        **{name: manifest[name] for name in names},
+        "id": chosen["id"],
+        "index": chosen["index"],
+        "prompt": visible(chosen["prompt"], LONGEST_PROMPT),
+        "expected": visible(chosen["expected"], LONGEST_ANSWER),
+        "replies": [_reply(name, row_by_stage.get(name)) for name in names],
+    }
+
+
+def _reply(stage: str, row: SampleRow | None) -> dict[str, Any]:
+    """A reply for display; `good` is None if the problem was not asked, or its reply could not be graded."""
+    if row is None or row["left_out"] is not None:
+        verdict = "not evaluated" if row is None else row["left_out"].replace("_", " ")
+        if row is not None and row.get("output") is None:
+            verdict = f"not asked ({verdict})"
+        return {"name": stage, "good": None, "verdict": verdict, "reasoning": "", "answer": ""}
+    problem = f" ({row['problem'].replace('_', ' ')})" if row["problem"] else ""
+    return {
+        "name": stage,
+        "good": bool(row["strict"]),
+        "verdict": "right" if row["strict"] else f"wrong{problem}",
+        "reasoning": visible(row["reasoning"] or "", LONGEST_REASONING).strip() or "(none)",
+        "answer": visible(row["answer"] or "", LONGEST_ANSWER).strip() or "(none)",
     }

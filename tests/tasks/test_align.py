@@ -5,7 +5,7 @@ from dataclasses import replace
 from nautile.configs.training import JudgeConfig
 from nautile.rl.calibration import calibrate
 from nautile.rl.judge import JudgeScore
-from nautile.tasks.align import JudgeScorer
+from nautile.tasks.reinforce import JudgeScorer
 from tests.rl.conftest import group
 
 CONFIG = JudgeConfig(endpoint="judge")

@@ -20,8 +20,7 @@ from nautile.model.weights.files import save_weights
 from nautile.tasks import compile_ahead
 from nautile.tasks.compile_ahead import rehearse
 from nautile.tasks.engine.job import Job
-from nautile.tasks.reason import reason
-from nautile.tasks.self_distill import self_distill
+from nautile.tasks.reinforce import reason, self_distill
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
 
 # The programs that take long to compile; what is traced for a shape only, or compiled in no time, is not counted.
@@ -61,7 +60,7 @@ def compiled(caplog):
 @pytest.mark.parametrize("stage", SECTIONS)
 def test_a_stage_compiles_nothing_that_was_not_compiled_ahead(stage, compiled, tmp_path, monkeypatch):
     right = lambda problem, reply: float(len(reply.reasoning or "") % 2)  # noqa: E731  a random policy solves nothing
-    monkeypatch.setattr("nautile.tasks.reason.verifiable", right)
+    monkeypatch.setattr("nautile.tasks.reinforce.verifiable", right)
     monkeypatch.setattr("nautile.rl.self_distillation.verifiable", right)
     model = tiny_model()
     section = {stage: SECTIONS[stage].model_dump(mode="json")}

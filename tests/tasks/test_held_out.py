@@ -11,7 +11,7 @@ from nautile.data.screening.contamination import read_questions
 from nautile.evals.benchmarks.loading import items_for
 from nautile.evals.benchmarks.stand_ins import STAND_INS
 from nautile.tasks.engine.job import Job
-from nautile.tasks.held_out import held_out, screened_for
+from nautile.tasks.evaluate import held_out, screened_for
 from tests.support.samples.stage_store import published
 
 ROWS = [

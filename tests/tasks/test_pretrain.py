@@ -14,8 +14,7 @@ from nautile.model.training.loop import openings
 from nautile.model.weights.files import load_weights
 from nautile.store.artifacts import Store
 from nautile.tasks.engine.job import Job
-from nautile.tasks.pretrain import pretrain, rows_before
-from nautile.tasks.snapshot import snapshot
+from nautile.tasks.pretrain import pretrain, rows_before, snapshot
 from tests.support.processes.training import MODEL, ROW, STEPS, TOKENIZER, settings, sources, write_tokens
 
 

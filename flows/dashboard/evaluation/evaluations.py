@@ -20,7 +20,7 @@ from nautile.flows.dashboard.shared import ChosenRun
 from nautile.flows.dashboard.training import samples
 from nautile.store.catalog import CatalogRow
 from nautile.store.mirror import open_store
-from nautile.tasks.engine.catalogue import stages_with
+from nautile.tasks.engine.stage import stages_with
 
 WHICH = ("any", "right", "wrong", "not graded", "strict and lenient differ", "unfinished")
 

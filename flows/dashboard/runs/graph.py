@@ -11,7 +11,7 @@ from urllib.parse import quote
 from nautile.common.text import amount, duration
 from nautile.flows.dashboard.shared import LOOKS, OTHER_LOOK, coloured
 from nautile.flows.run_state import StepState
-from nautile.tasks.engine.catalogue import page_of
+from nautile.tasks.engine.stage import page_of
 
 ROW, BOX = 76, 62  # vertical distance of boxes and height of a box, in pixels
 _STYLE = """<style>

@@ -19,7 +19,7 @@ from nautile.flows.dashboard.shared import ChosenRun
 from nautile.flows.run_state import RunState, StepState, scores_of
 from nautile.store.catalog import CatalogRow
 from nautile.store.mirror import open_store
-from nautile.tasks.engine.catalogue import page_of, stages_with
+from nautile.tasks.engine.stage import page_of, stages_with
 
 _SPEEDS = ("tokens_per_second", "rollout_tokens_per_second")  # metrics of pretraining and of the RL stages
 

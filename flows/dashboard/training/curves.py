@@ -10,7 +10,7 @@ from nautile.flows.dashboard.shared import ChosenRun
 from nautile.flows.dashboard.training import charts
 from nautile.flows.dashboard.training.charts import Line
 from nautile.flows.run_state import STEPS
-from nautile.tasks.engine.catalogue import declared, stages_with
+from nautile.tasks.engine.stage import declared, stages_with
 
 
 def training(chosen: ChosenRun | None) -> None:

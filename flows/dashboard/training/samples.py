@@ -15,7 +15,7 @@ from markupsafe import Markup
 from nautile.flows.dashboard import cards, queries, shared
 from nautile.flows.dashboard.shared import ChosenRun
 from nautile.store.catalog import CatalogRow
-from nautile.tasks.engine.catalogue import stages_with
+from nautile.tasks.engine.stage import stages_with
 
 Fields = dict[str, Any]
 KINDS = ("rollouts", "traces", "documents")

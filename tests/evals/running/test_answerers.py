@@ -17,8 +17,7 @@ from nautile.evals.running.answerers import Answer, CheckpointAnswerer, SkippedQ
 from nautile.model.decoding.cache import length_buckets
 from nautile.store.artifacts import Store
 from nautile.tasks.engine.job import Job
-from nautile.tasks.evaluate import evaluate, questions
-from nautile.tasks.held_out import held_out
+from nautile.tasks.evaluate import evaluate, held_out, questions
 from tests.evals.running.conftest import RANKS
 from tests.support.samples.stage_store import published
 

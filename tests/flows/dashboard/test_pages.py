@@ -25,7 +25,7 @@ from nautile.store.catalog import Catalog, query_files
 from nautile.store.events import EventWriter
 from nautile.store.views import LINEAGE_WITH_CALLS
 from nautile.tasks.engine.attempt_log import write_row
-from nautile.tasks.reason import reason
+from nautile.tasks.reinforce import reason
 from tests.support.pages.parts import cells
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"

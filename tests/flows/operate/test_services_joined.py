@@ -16,7 +16,7 @@ from nautile.common.processes import is_loopback
 from nautile.flows.operate import services
 from nautile.flows.operate.prefect_calls import call
 from nautile.store.locks import KeyLock
-from nautile.tasks.engine.dashboard_links import DASHBOARD_URL
+from nautile.tasks.engine.errors import DASHBOARD_URL
 from tests.support.servers.http_server import FakeServer, json_response
 
 API = "http://192.0.2.7:4200/api"

@@ -8,9 +8,9 @@ from nautile.configs.base import TaskConfig
 from nautile.configs.distill import IndexConfig
 from nautile.data.sources.corpus_source import synth_record
 from nautile.data.sources.reasoning_gym import problems
-from nautile.data.tokens.build import write_exemplars
+from nautile.data.tokens.exemplar_sample import write_exemplars
+from nautile.tasks.distill import index
 from nautile.tasks.engine.job import Job
-from nautile.tasks.index import index
 
 
 def index_exemplars(folder: Path, config: IndexConfig | None = None) -> Path:

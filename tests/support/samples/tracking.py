@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nautile.tasks.engine.telemetry.trackers import TrackedExecution
+from nautile.tasks.engine.telemetry import TrackedExecution
 
 
 def execution(**fields: Any) -> TrackedExecution:

@@ -1,4 +1,4 @@
-"""An MLflow tracking server for tests: the part of its REST API 2.0 that `tasks.engine.telemetry.mlflow_client` uses.
+"""An MLflow tracking server for tests: the part of its REST API 2.0 that `tasks.engine.telemetry` uses.
 
 It answers as MLflow 3.17.2 does: unknown names are 404, an experiment that is there already 400, and a metric that it
 has (key, step, time and value) is kept once.

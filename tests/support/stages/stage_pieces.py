@@ -15,7 +15,7 @@ from typing import Any
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.files import write_text
 from nautile.configs.base import Section
-from nautile.tasks.engine.fanout.items import FanOut, finished_items, skipped_items
+from nautile.tasks.engine.fanout import FanOut, finished_items, skipped_items
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import stage
 

@@ -4,10 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from nautile.model.processes import on_first
-from nautile.tasks.align import align
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import stage
-from nautile.tasks.self_distill import self_distill
+from nautile.tasks.reinforce import align, self_distill
 
 
 @stage(

@@ -9,8 +9,7 @@ import pytest
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.tasks.engine.child_process import ChildFiles, Exit, raise_for_exit
-from nautile.tasks.engine.errors import StageCrash
-from nautile.tasks.engine.failure import RESUME_HEADING, advice, failure_page, reason, slug
+from nautile.tasks.engine.errors import RESUME_HEADING, StageCrash, advice, failure_page, reason, slug
 from tests.support.stages.toy_stages import HOSTILE
 
 

@@ -10,8 +10,7 @@ from prefect.context import TaskRunContext
 
 from nautile.common.errors import Retryable
 from nautile.tasks.engine import prefect_task
-from nautile.tasks.engine.dashboard_links import DASHBOARD_URL
-from nautile.tasks.engine.errors import StageCancelled
+from nautile.tasks.engine.errors import DASHBOARD_URL, StageCancelled
 from nautile.tasks.engine.prefect_task import _TaskRunPage
 from nautile.tasks.engine.progress import StageUpdate
 from nautile.tasks.engine.stage import RunContext

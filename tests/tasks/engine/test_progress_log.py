@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from nautile.store.events import EventWriter
-from nautile.tasks.engine.progress_log import LoggedProgress
+from nautile.tasks.engine.progress import LoggedProgress
 from tests.support.stages.toy_cli import ROOT
 
 NOISE = """
@@ -27,7 +27,7 @@ logging.getLogger("nautile.model").info("a line of ours")
 @pytest.fixture
 def emit(tmp_path, caplog):
     """A logging `Emit` whose clock moves by 0.5 s at each look, with `lines()`: what it has logged."""
-    caplog.set_level(logging.INFO, "nautile.tasks.engine.progress_log")
+    caplog.set_level(logging.INFO, "nautile.tasks.engine.progress")
     seconds = iter(range(10**6))
     emit = LoggedProgress(EventWriter(tmp_path / "events.jsonl", "e1"), lambda: next(seconds) / 2)
     emit.lines = lambda: [record.message for record in caplog.records]

@@ -3,7 +3,7 @@
 import json
 import time
 
-from nautile.tasks.engine import usage
+from nautile.tasks.engine import child_main
 
 
 def request_in(folder):
@@ -18,9 +18,9 @@ def rows_of(path):
 
 
 def test_memory_cores_and_disk_are_measured_until_the_work_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(usage, "EVERY_S", 0.01)
+    monkeypatch.setattr(child_main, "USAGE_EVERY_S", 0.01)
     file = tmp_path / "events" / "align-e1-1-worker-0-usage.jsonl"
-    with usage.usage_reported(request_in(tmp_path), source="worker 0"):
+    with child_main.usage_reported(request_in(tmp_path), source="worker 0"):
         until = time.monotonic() + 60
         while not (file.exists() and len(file.read_text().splitlines()) >= 3):
             assert time.monotonic() < until
@@ -33,11 +33,11 @@ def test_memory_cores_and_disk_are_measured_until_the_work_ends(tmp_path, monkey
 
 def test_steps_are_seconds_since_the_execution_began(tmp_path, monkeypatch):
     """Not since this attempt did: a resumed stage would otherwise measure the same steps again."""
-    monkeypatch.setattr(usage, "EVERY_S", 0.01)
+    monkeypatch.setattr(child_main, "USAGE_EVERY_S", 0.01)
     request = request_in(tmp_path) | {"began": time.time() - 1000}
     (tmp_path / "staging" / "execution.json").write_text("{}", encoding="utf-8")  # written again by each attempt
     file = tmp_path / "events" / "align-e1-1-usage.jsonl"
-    with usage.usage_reported(request):
+    with child_main.usage_reported(request):
         until = time.monotonic() + 60
         while not (file.exists() and file.read_text().count("\n") >= 3):
             assert time.monotonic() < until
@@ -46,6 +46,6 @@ def test_steps_are_seconds_since_the_execution_began(tmp_path, monkeypatch):
 
 
 def test_work_that_ends_at_once_leaves_no_file(tmp_path):
-    with usage.usage_reported(request_in(tmp_path)):
+    with child_main.usage_reported(request_in(tmp_path)):
         pass
     assert not (tmp_path / "events").exists()

@@ -13,13 +13,12 @@ from nautile.configs.operation import TelemetryConfig
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
 from nautile.store.events import EventWriter
+from nautile.tasks.engine import telemetry
 from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.errors import StageCrash
 from nautile.tasks.engine.progress import subscribe
 from nautile.tasks.engine.stage import RunContext
-from nautile.tasks.engine.telemetry import trackers
-from nautile.tasks.engine.telemetry.mlflow_client import MlflowClient
-from nautile.tasks.engine.telemetry.trackers import Outcome, Tracker
+from nautile.tasks.engine.telemetry import MlflowClient, Outcome, Tracker
 from tests.support.samples.tracking import execution
 from tests.support.servers.mlflow_server import FakeMlflow
 from tests.support.stages.stage_sums import section, sums
@@ -36,7 +35,7 @@ def mlflow():
 
 @pytest.fixture(autouse=True)
 def no_memory_of_silent_servers(monkeypatch):
-    monkeypatch.setattr(trackers, "_silent", set())
+    monkeypatch.setattr(telemetry, "_silent", set())
 
 
 def run_sums(store, server_url, run="r1", **faults):
@@ -61,7 +60,7 @@ def tracked(tmp_path, mlflow):
             tracker.wake()
         emit.close()
         tracker.end(outcome)
-        return tracker.close(trackers.time.monotonic())
+        return tracker.close(telemetry.time.monotonic())
 
     return attempt
 
@@ -150,15 +149,15 @@ def test_a_server_that_is_gone_or_refuses_fails_no_run_is_named_once_and_counted
 def test_a_server_that_never_answers_is_waited_for_once(mlflow, tracked, monkeypatch):
     waits = []
 
-    class Thread(trackers.threading.Thread):
+    class Thread(telemetry.threading.Thread):
         def join(self, timeout=None):
             waits.append(round(timeout, 1))
             super().join(0.05)
 
-    monkeypatch.setattr(trackers.threading, "Thread", Thread)
+    monkeypatch.setattr(telemetry.threading, "Thread", Thread)
     mlflow.hold.clear()
     assert [tracked(1, range(3), timeout_s=60.0), tracked(2, range(5), timeout_s=60.0)] == [3, 5]
-    assert waits == [trackers.LINGER_S, trackers.SILENT_S]
+    assert waits == [telemetry.LINGER_S, telemetry.SILENT_S]
 
 
 def test_numbers_that_are_none_and_names_that_mlflow_does_not_take(tmp_path, mlflow):
@@ -168,6 +167,6 @@ def test_numbers_that_are_none_and_names_that_mlflow_does_not_take(tmp_path, mlf
     emit.close()
     tracker = Tracker(MlflowClient(mlflow.url, "x", 5.0), execution(), tmp_path / execution().files, tmp_path / "state")
     tracker.end(DONE)
-    assert tracker.close(trackers.time.monotonic()) == 0
+    assert tracker.close(telemetry.time.monotonic()) == 0
     assert mlflow.curve("loss/wiki_ 2.0 _v1_") == [(1, "NaN")]
     assert mlflow.curve("loss") == [(1, "-Infinity")]

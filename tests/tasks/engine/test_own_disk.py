@@ -11,11 +11,10 @@ from nautile.configs.operation import LaunchConfig
 from nautile.store.catalog import Catalog
 from nautile.store.mirror import MirroredStore
 from nautile.store.staging_mirror import host_files
+from nautile.tasks.engine import remote_child
 from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.errors import StageCancelled
-from nautile.tasks.engine.fanout import own_disk
-from nautile.tasks.engine.fanout.executor import Executor
-from nautile.tasks.engine.fanout.work_item import ItemResult, WorkItem
+from nautile.tasks.engine.fanout import Executor, ItemResult, WorkItem
 from nautile.tasks.engine.stage import RunContext
 from tests.support.stages.stage_pieces import joined, pieces, section
 from tests.support.stages.toy_cli import ROOT
@@ -37,7 +36,7 @@ def test_items_on_other_hosts_get_and_leave_their_files_at_the_remote(machine, t
     def run(item):
         assert str(driver.root) not in repr(item)
         seen.append(item)
-        return own_disk.run_item(item)
+        return remote_child.run_item_on_own_disk(item)
 
     @contextmanager
     def other_host(launch):
@@ -64,12 +63,12 @@ def test_an_item_whose_attempt_is_over_does_nothing_and_a_name_that_climbs_is_re
     key = "0" * 64
     item = WorkItem(f"{key}/request.json", 2, "cut", "piece-0", 1, store.url)
     with pytest.raises(StageCancelled, match="its attempt is over"):
-        own_disk.run_item(item)
+        remote_child.run_item_on_own_disk(item)
     store.remote.write(f"{host_files(key)}/lease.json", b'{"attempt": 1}')
     with pytest.raises(StageCancelled, match="its attempt is over"):
-        own_disk.run_item(item)
+        remote_child.run_item_on_own_disk(item)
     with pytest.raises(ConfigError, match=r"file: '\.\./x'"):
-        own_disk._fetch(store, {"../x": "y"}, tmp_path / "there")
+        remote_child._fetch(store, {"../x": "y"}, tmp_path / "there")
 
 
 def test_what_an_item_has_written_is_on_disk_before_its_marker_is(machine, monkeypatch, tmp_path):
@@ -86,7 +85,7 @@ def test_what_an_item_has_written_is_on_disk_before_its_marker_is(machine, monke
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", record_sync)
-    items = own_disk._Items(store, staging, {}, Executor(lambda item: None, lambda: 1))
+    items = remote_child._Items(store, staging, {}, Executor(lambda item: None, lambda: 1))
     item = WorkItem(str(staging / "request.json"), 1, "cut", "piece-0", 1, store.url)
     future = Future()
     future.set_result(ItemResult(files=tuple((name, name) for name in names)))

@@ -15,11 +15,19 @@ from nautile.common.files import read_json
 from nautile.configs.operation import LaunchConfig
 from nautile.store.catalog import Catalog
 from nautile.tasks.engine import child_process as child
+from nautile.tasks.engine import fanout
 from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.errors import CRASHES, ITEM_BACKOFF, StageCancelled, StageCrash
-from nautile.tasks.engine.fanout import work_item
-from nautile.tasks.engine.fanout.items import FanOut, Markers, finished_items, skipped_items, write_item_list
-from nautile.tasks.engine.fanout.work_item import WorkItem, lease, run_item
+from nautile.tasks.engine.fanout import (
+    FanOut,
+    Markers,
+    WorkItem,
+    finished_items,
+    lease,
+    run_item,
+    skipped_items,
+    write_item_list,
+)
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import RunContext, stage
 from tests.support.stages.stage_parent import is_alive, wait_for
@@ -29,12 +37,12 @@ from tests.support.stages.stage_pieces import joined, pieces, runs, section, sta
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """No pauses between the tries of an item."""
-    monkeypatch.setattr(work_item, "ITEM_BACKOFF", replace(ITEM_BACKOFF, first_s=0.01, longest_s=0.01))
+    monkeypatch.setattr(fanout, "ITEM_BACKOFF", replace(ITEM_BACKOFF, first_s=0.01, longest_s=0.01))
 
 
 @pytest.fixture
 def one_try(monkeypatch):
-    monkeypatch.setattr(work_item, "ITEM_BACKOFF", replace(ITEM_BACKOFF, attempts=1))
+    monkeypatch.setattr(fanout, "ITEM_BACKOFF", replace(ITEM_BACKOFF, attempts=1))
 
 
 @pytest.fixture
@@ -163,7 +171,7 @@ def test_the_tries_of_an_item_are_bounded(store, context):
 
 
 def test_the_pause_before_another_try_ends_with_the_attempt(tmp_path, monkeypatch):
-    monkeypatch.setattr(work_item, "ITEM_BACKOFF", replace(ITEM_BACKOFF, first_s=600.0, longest_s=600.0))
+    monkeypatch.setattr(fanout, "ITEM_BACKOFF", replace(ITEM_BACKOFF, first_s=600.0, longest_s=600.0))
     item = WorkItem(str(tmp_path / "request.json"), 1, "cut", "a", 1)
 
     def fail():
@@ -173,7 +181,7 @@ def test_the_pause_before_another_try_ends_with_the_attempt(tmp_path, monkeypatc
         raise StageCancelled("its attempt is over")
 
     with pytest.raises(StageCancelled, match="its attempt is over"):
-        work_item.with_retries(item, fail, is_over)
+        fanout.with_retries(item, fail, is_over)
 
 
 @pytest.mark.slow
@@ -190,7 +198,7 @@ def test_counts_that_cannot_be_written_do_not_hide_the_failure(store, context, m
     def full(*_arguments, **_fields):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("nautile.tasks.engine.fanout.runner.EventWriter", full)
+    monkeypatch.setattr("nautile.tasks.engine.fanout.EventWriter", full)
     with pytest.raises(ConfigError, match=r"^the store .* cannot be written \(No space left on device\)"):
         run_stage(pieces, section(2, faults={"piece-1": {"full": 1}}), {}, context)
 
@@ -276,14 +284,14 @@ def test_an_invalid_item_list_is_refused(tmp_path, names, share, message):
     fan_out = FanOut("cut", lambda job: names, lambda job, item: None, skippable=lambda job: share)
     with pytest.raises(RuntimeError, match=message):
         write_item_list(fan_out, job(tmp_path))
-    assert Markers.of(tmp_path, "cut").items is None
+    assert Markers(tmp_path, "cut").items is None
 
 
 def test_results_of_a_fan_out_are_readable_only_when_it_is_finished(tmp_path):
     write_item_list(FanOut("cut", lambda job: ["a", "b"], lambda job, item: None), job(tmp_path))
     with pytest.raises(RuntimeError, match="fan-out 'cut' is not finished"):
         finished_items(job(tmp_path), "cut")
-    markers = Markers.of(tmp_path, "cut")
+    markers = Markers(tmp_path, "cut")
     markers.write_finished({"b": "bad"})
     # Staging folders of every version have these names and fields, so that an interrupted run resumes after an update.
     assert read_json(tmp_path / "fan_outs" / "cut" / "list.json") == {"items": ["a", "b"], "skippable": 0.0}

@@ -7,7 +7,7 @@ import pytest
 from nautile.common.errors import ConfigError
 from nautile.common.processes import free_port
 from nautile.configs.operation import LaunchConfig
-from nautile.tasks.engine.fanout.executor import ray_executor
+from nautile.tasks.engine.fanout import ray_executor
 from nautile.tasks.engine.ray_cluster import connection_problem
 
 
