@@ -13,7 +13,7 @@ from nautile.common.text import amount, size, visible
 from nautile.configs.distill import DistillConfig, IndexConfig
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.model import TokenizerConfig
-from nautile.data.distill.prompt_files import check_prompt_set
+from nautile.data.distill.prompts import check_prompt_set
 from nautile.data.distill.run import DOCUMENTS, distill_prompts
 from nautile.data.distill.stats import BINS, DistillStats, distill_facts
 from nautile.data.distill.teacher_prompt import TEMPLATES, template_for
@@ -22,10 +22,9 @@ from nautile.data.retrieval.embedders import encoder_for
 from nautile.data.retrieval.exemplar_index import EXEMPLARS, ExemplarIndex, build_index
 from nautile.data.screening.contamination import ContaminationIndex, read_questions
 from nautile.data.sources.local_files import read_jsonl
-from nautile.data.tokens.build import PublishedTokens, write_tokens
+from nautile.data.tokens.build import CorpusPlan, PublishedTokens, write_tokens
 from nautile.data.tokens.losses import LOST
 from nautile.data.tokens.source_reading import share_text
-from nautile.data.tokens.tokenise_file import CorpusPlan
 from nautile.evals.tables.results import MISSING, ResultTable
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Calls, budget_limit, stage

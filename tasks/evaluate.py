@@ -28,19 +28,16 @@ from nautile.data.screening.contamination import (
 )
 from nautile.data.tokens.losses import LOST, lost_records
 from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
-from nautile.evals.benchmarks.held_out import questions
 from nautile.evals.benchmarks.items import BenchmarkItem
-from nautile.evals.benchmarks.loading import check_benchmark, items_for
+from nautile.evals.benchmarks.loading import check_benchmark, items_for, questions
 from nautile.evals.benchmarks.stand_ins import HELD_OUT, STAND_INS
 from nautile.evals.benchmarks.stand_ins import held_out as stand_in_items
 from nautile.evals.running.answerers import Answerer, CheckpointAnswerer, EndpointAnswerer
-from nautile.evals.running.likelihood import CheckpointScorer, with_options
 from nautile.evals.running.rows import SampleRow, read_rows, sample_readings
+from nautile.evals.running.runner import CheckpointScorer, score_options, with_options
 from nautile.evals.running.runner import evaluate as ask
-from nautile.evals.running.runner import score_options
 from nautile.evals.scoring.scores import Scores, summarise, title_of
-from nautile.evals.tables.breakdown import breakdown
-from nautile.evals.tables.results import table_2, to_html, to_json, to_markdown
+from nautile.evals.tables.results import breakdown, table_2, to_html, to_json, to_markdown
 from nautile.store.artifacts import Artifact
 from nautile.store.layout import StagingFiles
 from nautile.store.mirror import open_store

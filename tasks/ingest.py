@@ -37,7 +37,7 @@ from nautile.data.tokens.build import (
     write_exemplars,
 )
 from nautile.data.tokens.losses import LOST, losses_line
-from nautile.tasks.engine.fanout.items import FanOut, finished_items, skipped_items
+from nautile.tasks.engine.fanout import FanOut, finished_items, skipped_items
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import stage
 

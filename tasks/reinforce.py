@@ -19,16 +19,14 @@ from nautile.data.sources.reasoning_gym import derived_seed
 from nautile.rl.calibration import KINDS, calibrate
 from nautile.rl.judge import Judge, JudgeItem
 from nautile.rl.objective_registry import Balance, objective_named
-from nautile.rl.problems.files import check_files
-from nautile.rl.problems.load import ProblemScreen, load_references
+from nautile.rl.problems import ProblemScreen, check_files, load_references
 from nautile.rl.rewards import is_mastered, judged, verifiable
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Calls, Curve, Stage
 
 if TYPE_CHECKING:  # JAX takes seconds to import, and every command imports this file for the DAG
     from nautile.rl.reinforce import Reinforcement
-    from nautile.rl.rollouts import Group
-    from nautile.rl.stage_inputs import StageInputs
+    from nautile.rl.rollouts import Group, StageInputs
 
 _LEARNS, _SOUND, _UPDATES, _SPEED = "Does it learn?", "Does it stay sound?", "The updates", "Speed"
 
@@ -204,7 +202,7 @@ def align(job: Job) -> None:
     """Calibrate the judge, train the input checkpoint by reinforcement, publish the policy and every rollout."""
     from nautile.model.processes import on_first
     from nautile.rl.reinforce import check, reinforce
-    from nautile.rl.stage_inputs import load_inputs
+    from nautile.rl.rollouts import load_inputs
 
     config = job.part("align", AlignConfig)
     params, inputs, screen = load_inputs(
@@ -290,7 +288,7 @@ def _check_reason(config: ReasonConfig) -> None:
 def reason(job: Job) -> None:
     """Train the input checkpoint by reinforcement; publish the policy and every rollout."""
     from nautile.rl.reinforce import reinforce
-    from nautile.rl.stage_inputs import load_inputs
+    from nautile.rl.rollouts import load_inputs
 
     config = job.part("reason", ReasonConfig)
     params, inputs, screen = load_inputs(job.inputs, config.problems, config.rollout, config.policy, _problem_seed(job))
@@ -315,8 +313,8 @@ def _completions(section: Mapping[str, Any]) -> list[str]:
 )
 def self_distill(job: Job) -> None:
     """Sample completions, keep those better than their group's mean, and train on them, weighted by advantage."""
+    from nautile.rl.rollouts import load_inputs
     from nautile.rl.self_distillation import SelfDistillation, self_distil
-    from nautile.rl.stage_inputs import load_inputs
 
     config = job.part("self_distill", SelfDistillConfig)
     params, inputs, screen = load_inputs(job.inputs, config.problems, config.rollout, None, _problem_seed(job))

@@ -18,9 +18,8 @@ from nautile.configs.vendors import JUDGES
 from nautile.data.tokens.source_reading import COLUMNS, READING, SourceReading, reading_rows
 from nautile.evals.scoring.scores import marked_title
 from nautile.evals.tables import paper_figures as paper
-from nautile.evals.tables.breakdown import breakdown
 from nautile.evals.tables.ladder import gains_in_words, ladder_table, verdict
-from nautile.evals.tables.results import MISSING, ResultTable, table_1, table_2
+from nautile.evals.tables.results import MISSING, ResultTable, breakdown, table_1, table_2
 from nautile.evals.tables.svg import table_figure
 from nautile.store.layout import StagingFiles
 from nautile.store.manifest import short_commit

@@ -23,7 +23,7 @@ from nautile.evals.benchmarks.catalogue import BENCHMARKS
 from nautile.evals.scoring.scores import Scores, marked_title
 from nautile.evals.tables.ladder import gains_in_words, ladder, ladder_table
 from nautile.evals.tables.results import ResultTable, table_1, table_2, to_markdown, with_interval
-from nautile.rl.problems.sets import TRAINING_SETS
+from nautile.rl.problems import TRAINING_SETS
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import Catalog
 from nautile.store.manifest import short_commit

@@ -40,7 +40,7 @@ from nautile.model.decoding.sampling import Sampling
 from nautile.model.decoding.scoring import SharedPrefixScorer
 from nautile.model.layers.common import Params
 from nautile.model.weights.files import save_weights
-from nautile.tasks.reporting.card import card
+from nautile.tasks.reporting.cards import card
 from nautile.uses.labelled.config import TuneConfig
 from nautile.uses.labelled.predictor import fit_head, likelihood_logits, save_head, text_features
 from nautile.uses.labelled.prompts import (

@@ -20,9 +20,9 @@ from nautile.model.nautile import initialise
 from nautile.model.weights.files import save_weights
 from nautile.rl.judge import Judge
 from nautile.rl.learner import Learner
-from nautile.rl.problems.load import load, load_guard
+from nautile.rl.problems import load, load_guard
 from nautile.rl.reinforce import Reinforcement, reinforce
-from nautile.rl.stage_inputs import StageInputs
+from nautile.rl.rollouts import StageInputs
 from nautile.tasks.reinforce import JudgeScorer
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
 

@@ -8,7 +8,7 @@ from nautile.configs.base import TaskConfig
 from nautile.configs.distill import IndexConfig
 from nautile.data.sources.corpus_source import synth_record
 from nautile.data.sources.reasoning_gym import problems
-from nautile.data.tokens.exemplar_sample import write_exemplars
+from nautile.data.tokens.build import write_exemplars
 from nautile.tasks.distill import index
 from nautile.tasks.engine.job import Job
 

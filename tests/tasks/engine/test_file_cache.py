@@ -14,8 +14,7 @@ from nautile.common.errors import ConfigError
 from nautile.configs.training import PhaseConfig
 from nautile.data.tokenizer import tokenizer_for
 from nautile.data.tokens.loader import Loader
-from nautile.data.tokens.packing import ConcatPacker
-from nautile.data.tokens.shards import ShardIndex, write_index, write_shard
+from nautile.data.tokens.shards import ConcatPacker, ShardIndex, write_index, write_shard
 from nautile.store.locks import flock_until
 from nautile.store.manifest import ABSENT
 from nautile.tasks.engine import remote_child
