@@ -40,9 +40,8 @@ def serve(
         from nautile.data.tokenizer import tokenizer_for
         from nautile.flows.named import checkpoint_folder
         from nautile.flows.operate.own_page import OwnPageOnly
-        from nautile.flows.serve.http import ServedModel, application
+        from nautile.flows.serve.http import ImpatientProtocol, ServedModel, application, raise_descriptor_limit
         from nautile.flows.serve.protocol import ApiError
-        from nautile.flows.serve.slow_clients import ImpatientProtocol, raise_descriptor_limit
         from nautile.model.compile_cache import enable_compile_cache
         from nautile.model.decoding.engine import Engine
         from nautile.model.runtimes.load import load_runtime
