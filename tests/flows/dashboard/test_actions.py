@@ -81,8 +81,7 @@ def waits(store, api):
 
 
 def _draw() -> None:
-    from nautile.flows.dashboard import shared
-    from nautile.flows.dashboard.runs import overview
+    from nautile.flows.dashboard import overview, shared
 
     overview.page(shared.chosen_run(shared.choose_run(shared.run_titles())))
 

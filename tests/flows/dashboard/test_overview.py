@@ -8,11 +8,16 @@ from streamlit.testing.v1 import AppTest
 
 from nautile.common.files import read_json, write_json
 from nautile.flows.dashboard import figures
-from nautile.flows.dashboard.runs import ladder
-from nautile.flows.dashboard.runs.attention import attention, budgets
-from nautile.flows.dashboard.runs.graph import columns_of, drawing, edges_of
-from nautile.flows.dashboard.runs.ladder import evaluation_folders, verdict
-from nautile.flows.dashboard.runs.table import table
+from nautile.flows.dashboard.graph import columns_of, drawing, edges_of
+from nautile.flows.dashboard.overview import (
+    attention,
+    budgets,
+    difference,
+    evaluation_folders,
+    ladder_of,
+    table,
+    verdict,
+)
 from nautile.flows.dashboard.shared import STATE_MARKS, chosen_run, run_summaries
 from nautile.flows.run_state import StepState
 from nautile.store.catalog import Catalog
@@ -245,14 +250,14 @@ def test_a_run_keeps_its_score_when_a_forced_run_has_replaced_its_evaluation(sto
 
 def test_the_ladder_of_an_evaluation_that_was_made_again_is_the_new_one(store, monkeypatch):
     """The folder of an artifact is named by its key, so that of the new one has the old path."""
-    monkeypatch.setattr(ladder, "ladder", lambda scores, rows: {"scores": scores, "rows": rows})
-    monkeypatch.setattr(ladder, "common_problems", lambda before, after: {"benchmarks": {"n": len(after)}})
+    monkeypatch.setattr(overview, "ladder", lambda scores, rows: {"scores": scores, "rows": rows})
+    monkeypatch.setattr(overview, "common_problems", lambda before, after: {"benchmarks": {"n": len(after)}})
     shown = []
     for count in (1, 2):
         rows = "".join(f'{{"id": "{index}"}}\n' for index in range(count))
         files = {"scores.json": f'{{"count": {count}}}', "rows.jsonl": rows}
         folder = str(published(store, "evaluation", "again", files, supersede=True).path)
-        shown.append((ladder.ladder_of({"pretrain": folder})["scores"], ladder.difference(folder, folder, "n")))
+        shown.append((ladder_of({"pretrain": folder})["scores"], difference(folder, folder, "n")))
     assert shown == [({"pretrain": {"count": 1}}, 1), ({"pretrain": {"count": 2}}, 2)]
 
 

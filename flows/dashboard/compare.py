@@ -8,11 +8,10 @@ import streamlit as st
 
 from nautile.common.errors import ConfigError
 from nautile.configs.changes import Change, describe_changes
-from nautile.flows.dashboard import cards, shared
+from nautile.flows.dashboard import cards, curves, shared
+from nautile.flows.dashboard.curves import Display, Line
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
 from nautile.flows.dashboard.shared import ChosenRun
-from nautile.flows.dashboard.training import charts
-from nautile.flows.dashboard.training.charts import Display, Line
 from nautile.flows.run_state import STEPS
 from nautile.flows.sweep.cells import (
     gain_lines,
@@ -125,8 +124,8 @@ def _curves(comparison: dict[str, Any], a: str, b: str) -> None:
         for row in shared.query(STEPS, run)
         if row["label"] == stage and row["execution"]
     }
-    selected = charts.choose_metrics(metrics, f"metrics of {stage}")
-    charts.draw({name: (name,) for name in selected}, lines, Display())
+    selected = curves.choose_metrics(metrics, f"metrics of {stage}")
+    curves.draw({name: (name,) for name in selected}, lines, Display())
 
 
 def _sweep(sweeps: dict[str, dict[str, Any]]) -> None:

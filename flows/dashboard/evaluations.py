@@ -14,10 +14,9 @@ from nautile.common.files import read_json
 from nautile.common.text import counted
 from nautile.evals.scoring.scores import marked_title
 from nautile.evals.tables.results import GAIN, MISSING, ResultTable, table_1, table_2
-from nautile.flows.dashboard import cards, figures, queries, shared
+from nautile.flows.dashboard import cards, figures, queries, samples, shared
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative, temporal
 from nautile.flows.dashboard.shared import ChosenRun
-from nautile.flows.dashboard.training import samples
 from nautile.store.catalog import CatalogRow
 from nautile.store.mirror import open_store
 from nautile.tasks.engine.catalogue import stages_with
