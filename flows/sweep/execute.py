@@ -164,7 +164,7 @@ class _Workers:
 
 
 def command(sweep: Sweep, run: SweepRun) -> Sequence[str]:
-    """The command line of a run's process."""
+    """The command line of a run's process, which ends with this one, also by SIGKILL."""
     settings = [word for setting in (*run.settings, f"name={run.run_name}") for word in ("--set", setting)]
     until = ["--until", sweep.section.until] if sweep.section.until else []
-    return module_command("nautile.flows.cli.many.child", str(os.getpid()), "run", sweep.base, *settings, *until)
+    return module_command("nautile.flows.cli.main", str(os.getpid()), "run", sweep.base, *settings, *until)

@@ -10,7 +10,7 @@ from streamlit.testing.v1 import AppTest
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import write_json
-from nautile.flows.cli.document.outputs import OUTPUTS
+from nautile.flows.cli.document import OUTPUTS
 from nautile.flows.dashboard import shared
 from nautile.flows.notes import read_note
 from nautile.flows.operate import run_actions

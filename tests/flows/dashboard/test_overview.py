@@ -15,7 +15,7 @@ from nautile.flows.dashboard.overview import (
     difference,
     evaluation_folders,
     ladder_of,
-    table,
+    table_of_runs,
     verdict,
 )
 from nautile.flows.dashboard.shared import STATE_MARKS, chosen_run, run_summaries
@@ -175,7 +175,7 @@ def test_the_table_of_runs_has_changes_scores_settings_and_notes(store, monkeypa
     write_row(store, "note", {"id": "r1", "text": "kept <b>", "tags": ["low"]})
     Catalog(store).ingest()
     monkeypatch.setenv("NAUTILE_STORE", str(store.root))
-    rows = {row["show"]: row for row in table(run_summaries(), ["reason.policy.steps", "no.such"], "r1")}
+    rows = {row["show"]: row for row in table_of_runs(run_summaries(), ["reason.policy.steps", "no.such"], "r1")}
     first, second = rows["/?run=r1"], rows["/?run=r2"]
     assert (first["score"], first["after"], first["difference"]) == (50.0, "align", None)
     assert (second["score"], second["after"], second["difference"]) == (12.5, "pretrain", -12.5)
@@ -239,7 +239,7 @@ def test_a_run_keeps_its_score_when_a_forced_run_has_replaced_its_evaluation(sto
         planned(store, [label], run=run, state="done")
     Catalog(store).ingest()
     monkeypatch.setenv("NAUTILE_STORE", str(store.root))
-    scores = {row["show"]: row["score"] for row in table(run_summaries(), [], "r1")}
+    scores = {row["show"]: row["score"] for row in table_of_runs(run_summaries(), [], "r1")}
     assert scores == {"/?run=r1": 25.0, "/?run=r2": 75.0}
     shares = {}
     for run in ("r1", "r2"):
