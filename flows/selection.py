@@ -11,8 +11,7 @@ from nautile.configs.base import Section
 from nautile.configs.changes import Change, changed_settings
 from nautile.configs.operation import LaunchConfig
 from nautile.configs.schema import RunConfig
-from nautile.flows.dag import Need, Step
-from nautile.flows.starts import dag_in
+from nautile.flows.dag import Need, Step, dag_in
 from nautile.store.artifacts import Store, short_id
 from nautile.tasks.engine.ray_cluster import check_hosts
 

@@ -19,8 +19,7 @@ from nautile.evals.scoring.comparison import comparison_table, whose_gain
 from nautile.evals.scoring.scores import title_of
 from nautile.flows.render import FittingTable, query_table
 from nautile.flows.run_state import MOST_SEARCHED, RUNS, reading, run_named
-from nautile.flows.sweep.cells import gain_lines, seed_lines, step_cells
-from nautile.flows.sweep.evaluations import SIDES, evaluated
+from nautile.flows.sweep.comparisons import SIDES, evaluated, gain_lines, seed_lines, step_cells
 from nautile.store.artifacts import Store
 from nautile.tasks.reporting.other_seeds import recipe_lines
 

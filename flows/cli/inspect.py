@@ -4,6 +4,7 @@
 """
 
 import json
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,10 @@ from nautile.configs.keys import key_fields
 from nautile.configs.operation import RetentionConfig
 from nautile.configs.schema import RunConfig
 from nautile.data.tokens.losses import LOST
-from nautile.flows.dag import Step
+from nautile.flows.dag import Step, dag_in
 from nautile.flows.named import trained_by
 from nautile.flows.operate.questions import waiting
 from nautile.flows.run_state import PLAN
-from nautile.flows.starts import dag_in
 from nautile.store.artifacts import Artifact, Store, short_id
 from nautile.store.catalog import Catalog, CatalogRow
 from nautile.store.events import read_live
@@ -400,3 +400,25 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return {name: leaf for key, part in items for name, leaf in _flat(part, f"{prefix}.{key}").items()}
     return {prefix.removeprefix("."): value}
+
+
+def publish_snapshot(store: Store, config: RunConfig, argument: str, step: int | None) -> Artifact:
+    """Publish the checkpoint of training step `step` (None: the newest) that the pretraining of `config` has saved.
+
+    Raises `ConfigError`, with the saved steps, if that step is not saved.
+    """
+    from nautile.flows.selection import Selection, prepare_run
+    from nautile.tasks.engine.attempt import run_stage
+    from nautile.tasks.engine.stage import RunContext
+    from nautile.tasks.snapshot import snapshot
+
+    [pretrain] = prepare_run(config, Selection(only="pretrain"), store, argument).steps
+    folder = store.staging_files(pretrain.key).saved_steps
+    saved = sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
+    if not saved or step not in (None, *saved):
+        available = f"it has {', '.join(map(str, saved))}" if saved else "it is finished, or has not saved any yet"
+        raise ConfigError(f"the pretraining of {argument} has no saved step{f' {step}' if step else ''}: {available}")
+    number = step or saved[-1]
+    context = RunContext(f"snapshot-{uuid.uuid4().hex[:8]}", str(store.root), config=config.name)
+    outputs = run_stage(snapshot, {"of": pretrain.key, "step": number}, pretrain.inputs, context)
+    return store.get(outputs["checkpoint"])

@@ -236,7 +236,7 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint or an export on held-out problems; an export's card records its comparison (--against)."""
     from nautile.configs.load import load
-    from nautile.flows.cli.evaluate import evaluate_folder, evaluation_view
+    from nautile.flows.cli.measure import evaluate_folder, evaluation_view
     from nautile.flows.named import checkpoint_folder
 
     other = None if against is None else checkpoint_folder(against)
@@ -255,8 +255,8 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure prefill and decoding speed of a checkpoint or an ONNX export here, and the size of its state."""
-    from nautile.flows.cli.bench import STREAMS, bench_view
-    from nautile.flows.cli.bench import bench as measure
+    from nautile.flows.cli.measure import STREAMS, bench_view
+    from nautile.flows.cli.measure import bench as measure
     from nautile.flows.named import checkpoint_folder
 
     folders = [checkpoint_folder(name) for name in (checkpoint, against) if name]
@@ -389,8 +389,7 @@ def compare(
     Or two runs: settings that differ, paired tests of their scores, last values of their curves, time and cost.
     """
     from nautile.flows.cli.compare import comparison_view, run_comparison_view, runs_named
-    from nautile.flows.sweep.evaluations import check_choices, compare_evaluations
-    from nautile.flows.sweep.runs import compare_runs
+    from nautile.flows.sweep.comparisons import check_choices, compare_evaluations, compare_runs
     from nautile.store.catalog import Catalog
 
     store = the_store()

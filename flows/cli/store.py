@@ -131,9 +131,8 @@ def snapshot(
     from nautile.configs.load import load
     from nautile.flows.cli import inspect
     from nautile.flows.cli.tables import artifact_table
-    from nautile.flows.snapshot import publish_snapshot
 
-    artifact = publish_snapshot(the_store(), load(config), config, step)
+    artifact = inspect.publish_snapshot(the_store(), load(config), config, step)
     show_as([inspect.row_of(artifact)], as_json, artifact_table)
 
 

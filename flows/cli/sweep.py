@@ -97,7 +97,7 @@ def plan_view(plan: dict[str, Any]) -> Any:
     """The output of `--dry-run`: a paragraph for each run, then the forecast of paid calls."""
     from rich.text import Text
 
-    from nautile.flows.sweep.cells import run_title
+    from nautile.flows.sweep.report import run_title
 
     lines = []
     for row in plan["runs"]:
@@ -118,7 +118,7 @@ def report_view(report: dict[str, Any]) -> Any:
 
     from nautile.common.text import visible
     from nautile.flows.render import FittingTable
-    from nautile.flows.sweep.cells import metric_cells, metric_heads, note, run_cells, run_title, spread_lines
+    from nautile.flows.sweep.report import metric_cells, metric_heads, note, run_cells, run_title, spread_lines
 
     first = report["arms"][0]["arm"]
     parts: list[Any] = []

@@ -13,18 +13,16 @@ from nautile.flows.dashboard.curves import Display, Line
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
 from nautile.flows.dashboard.shared import ChosenRun
 from nautile.flows.run_state import STEPS
-from nautile.flows.sweep.cells import (
-    gain_lines,
+from nautile.flows.sweep.comparisons import compare_runs, gain_lines, seed_lines, step_cells
+from nautile.flows.sweep.report import (
     metric_cells,
     metric_heads,
     note,
     run_cells,
-    seed_lines,
+    saved_sweeps,
     spread_lines,
-    step_cells,
+    sweep_report,
 )
-from nautile.flows.sweep.report import saved_sweeps, sweep_report
-from nautile.flows.sweep.runs import compare_runs
 from nautile.store.catalog import CatalogBusy
 from nautile.store.mirror import open_store
 
