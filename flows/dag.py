@@ -164,7 +164,6 @@ def build_dag(
     Every `start` of `config` must be a full id (`flows.dag.resolve_starts`). Raises `ConfigError` if sections of
     the configuration contradict each other or name a local file that does not exist.
     """
-    # Producers come first, so the keys of a step's inputs are known when its own is computed.
     dag: dict[str, Step] = {}
     for step in (named or steps_of)(config):
         if step.label in dag:
@@ -231,9 +230,7 @@ def _from_starts(steps: Sequence[Step], starts: dict[str, str]) -> list[Step]:
     # Consumers first, so that a step knows whether anything that is kept reads it.
     for step in reversed(steps):
         trained = step.label.removeprefix("evaluate:")
-        # Dropped unless something reads it: the trained stages that a start replaces with their evaluations, and what
-        # only they needed (ingests, the distillation). A stage of this run that another starts from is read: it stays,
-        # with its evaluation.
+        # Dropped unless something reads it: what a start replaces, its evaluations, and what only these needed.
         if trained not in producers and (trained in replaced or step.stage.name not in (*TRAINED, "evaluate")):
             continue
         if step.label in starts:
@@ -255,7 +252,6 @@ def _from_starts(steps: Sequence[Step], starts: dict[str, str]) -> list[Step]:
 def _ingest_steps(config: RunConfig, shared: dict[str, Any], questions: dict[str, Need]) -> list[Step]:
     """One step per source. With `deduplicate.across`, each reads the MinHash signatures of the sources before it."""
     settings, across = config.ingest.model_dump(mode="json"), config.ingest.deduplicate.across
-    # From here on the pipeline as a table: label, stage, section, inputs, resource.
     steps = []
     for number, source in enumerate(config.ingest.sources):
         section = {name: settings[name] for name in ("row_length", "deduplicate")}

@@ -138,8 +138,7 @@ def _run(argument: str, overrides: Sequence[str], selection: Selection) -> Outpu
         for line in outdated_lines(store, run) if deployment.id else ():  # `nautile run` has printed them
             get_run_logger().warning(line)
         _link_dashboard(run_id)
-        # The order of entering: lock the run (from now on a kill is detectable), record its plan, make cancelling end
-        # the child processes, compile ahead. They are left in reverse: nothing runs any more when the end is recorded.
+        # Locked first, so that a kill is detectable; left in reverse: nothing runs when the end is recorded.
         with (
             store.run_lock(run_id).for_life(),
             recorded(store, config, run, run_id, str(flow_run.name or config.name), resume(FIRST_UNFINISHED)),
@@ -197,8 +196,7 @@ class _StepRunner:
         for step in self.waiting:
             if in_use[step.resource] < limits[step.resource] and self.available >= set(step.needs.values()):
                 asks = self.running and approval.asks_before(self.store, self.config, step, force)
-                # An approval pauses everything, so it waits for a quiet moment, and nothing starts before it: otherwise
-                # that moment might never come.
+                # An approval pauses everything: nothing starts before it, or the quiet moment might never come.
                 return None if asks else step
         return None
 
@@ -310,7 +308,6 @@ def request_of(store: Store, config: RunConfig, steps: Sequence[Step], force: bo
 
 
 def _compile(store: Store, request: AheadRequest, stop: threading.Event) -> None:
-    # Called every few moments while the child runs: the run does not wait for programs that nobody will need.
     def end_with_run() -> None:
         if stop.is_set():
             raise StageCancelled("the run has ended")

@@ -162,7 +162,6 @@ def choose(dag: Sequence[Step], selection: Selection) -> set[str]:
     labels = [step.label for step in dag]
     if selection.only:
         return set(_matching(dag, selection.only, "--only"))
-    # A stage with several steps: from the first of them, until the last.
     start = labels.index(_matching(dag, selection.first, "--from")[0]) if selection.first else 0
     end = labels.index(_matching(dag, selection.last, "--until")[-1]) if selection.last else len(labels) - 1
     if start > end:

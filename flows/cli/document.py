@@ -431,8 +431,7 @@ def _command(name: str, command: Any) -> Iterator[str]:
     yield " ".join(command.help.split())
     if rows := [_parameter(parameter) for parameter in command.params]:
         yield markdown_table(("argument or option", "default", "what"), rows)
-    # A command may have several outputs, such as `status`, `status RUN` and `status --why`: all whose title begins with
-    # its name.
+    # `status`, `status RUN` and `status --why` are outputs of one command.
     for title, output in OUTPUTS.items():
         if title == name or title.startswith(f"{name} "):
             schema = schema_of(output)
@@ -445,7 +444,6 @@ def _parameter(parameter: Any) -> tuple[str, str, str]:
     else:
         value = "" if parameter.is_flag else f" {parameter.metavar or parameter.name.upper()}"
         name = f"{', '.join(parameter.opts)}{value}"
-    # A flag that is off by default, and an option without a default, have an empty cell.
     default = "" if parameter.default in (None, False, "") else f"`{parameter.default}`"
     return f"`{name}`", default, " ".join((parameter.help or "").split())
 

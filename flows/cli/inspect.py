@@ -40,8 +40,7 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
     attempts, or for an approval), interrupted (its work is kept), failed, or not made.
     """
     store.refresh()
-    # Nothing below asks a running process: locks, staging folders and the catalog are enough, so this also works after
-    # a crash and on another machine with the same disk.
+    # Locks, staging folders and the catalog are enough, so this also works after a crash and on a shared disk.
     approval_notes = _approval_notes(store)
     steps = dag_in(store, config)
     keys = [step.key for step in steps]
@@ -68,15 +67,12 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
         elif note := approval_notes.get(step.key):
             state, live = "waiting", {"note": note}
         elif store.root.exists() and store.lock(step.key).held_elsewhere():
-            # A lock that another process holds is the only sure sign of work. A killed process releases it, whatever
-            # its last row says.
+            # The only sure sign of work: a killed process releases its lock, whatever its last row says.
             state = "running"
         elif note := read_retry_note(staging.folder):
-            # Between two attempts the lock is free, and the note says when the next one starts.
             state, live = "waiting", {"note": note}
         elif staging.folder.is_dir():
-            # Work has begun and nobody does it now. The last attempt recorded a failure, or it had no time to record
-            # anything.
+            # The last attempt recorded a failure, or had no time to record anything.
             state = "failed" if last_run.get("state") == "failed" else "interrupted"
         rows.append(
             {
@@ -100,8 +96,7 @@ def _approval_notes(store: Store) -> dict[str, str]:
     notes: dict[str, str] = {}
     for note in waiting(store):
         run = note["run"]
-        # A question names its run and step. The key is in the plan of the run's newest start, because a restart may
-        # have other settings.
+        # The key is in the plan of the run's newest start, because a restart may have other settings.
         plans = _catalog(store).query(PLAN, [run])
         steps = json.loads(plans[0]["steps"] or "[]") if plans else []
         commands = [shell_command("nautile", command, run[:8]) for command in ("approve", "status")]
@@ -178,8 +173,7 @@ def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> dic
         artifact = store.get(artifact_id)
         checked = {artifact.id: store.verify(artifact, remote=remote)}
     else:
-        # A folder whose manifest cannot be read is not in the list of artifacts, and is the one that must be reported.
-        # So all folders are visited, not all artifacts.
+        # A folder whose manifest cannot be read is in no list of artifacts, and is the one that must be reported.
         checked = {}
         for kind, key, number, folder in store.folders():
             damage = _damage(store, kind, key, number, folder, remote)
@@ -221,8 +215,7 @@ def _remedy(store: Store, artifact_id: str) -> str:
         # `KEY.1` is a superseded artifact: no live key depends on it, so it may simply go.
         if "." in artifact_id:
             return "it was replaced: `nautile store gc` removes it"
-        # Without a manifest there is no label to put into the command; a run that needs the key stops and names the
-        # stage.
+        # Without a manifest there is no label to put into the command.
         return "`nautile run CONFIG` names the stage to run again"
     label = artifact.manifest["label"]
     if artifact.manifest["stage"] == ADDED:
@@ -245,8 +238,7 @@ def garbage(
     store.refresh()
     items = find_garbage(store, stale_days=days, rules=rules, unfinished=unfinished, replies=replies)
     if not dry_run:
-        # What could not be removed (a lock was taken in the meantime) is not in the result: the table shows what was
-        # freed.
+        # What could not be removed (a lock was taken in the meantime) is not in the result.
         items = collect(store, items)
         if store.catalog_path.exists():
             Catalog(store).ingest()
@@ -282,7 +274,7 @@ def export(store: Store, table: str, out: Path, overwrite: bool) -> dict[str, in
     if table != "all":
         return {table: catalog.export(table, out, overwrite=overwrite)}
     files = {name: out / f"{name}.parquet" for name in RELATIONS}
-    # All names are checked before the first table is written, so that a refusal leaves no half of an export behind.
+    # A refusal must leave no half of an export behind.
     if existing := [path for path in files.values() if path.exists() and not overwrite]:
         raise ConfigError(f"{existing[0]} exists already: name another folder, or pass --overwrite")
     try:

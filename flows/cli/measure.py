@@ -55,8 +55,7 @@ def evaluate_folder(
     # The seed of the stage `evaluate`, so these are the same problems.
     items = held_out(config.evaluate.held_out, config.seeds.evaluation)[:problems]
     name, rows = _answer(folder, runtime, config, items)
-    # A problem whose prompt does not fit, or whose reply could not be graded, has no verdict. It is left out of the
-    # share and counted beside it, because it is not a wrong answer.
+    # A problem whose prompt does not fit, or whose reply could not be graded, is not a wrong answer.
     answered = [row for row in rows if row["left_out"] is None]
     if not answered:
         reasons = " or ".join(sorted({str(row["left_out"]).replace("_", " ") for row in rows}))
@@ -68,8 +67,7 @@ def evaluate_folder(
         "accuracy": correct / len(answered), "low": low, "high": high, "comparison": None,
     }  # fmt: skip
     if against is not None:
-        # The reference always runs in JAX with the checkpoint's own precision: what is measured is the change that the
-        # export makes.
+        # The reference runs in JAX with its own precision: what is measured is the change that the export makes.
         other, other_rows = _answer(against, "jax", config, items)
         result |= {"against": other, "comparison": compare(other_rows, rows, seed=config.seeds.evaluation)}
         if runtime == "onnx":
@@ -100,8 +98,7 @@ def _answer(
 ) -> tuple[str, list[SampleRow]]:
     """Answer all problems with the model in `folder`: the model's name, and a row for each problem."""
     answerer = CheckpointAnswerer(folder, config.evaluate, config.tokenizer, runtime)
-    # `evaluate` appends each row to a file, from which a stage would resume. Here nobody resumes: the file is thrown
-    # away.
+    # `evaluate` appends each row to a file, from which a stage would resume.
     with tempfile.TemporaryDirectory() as scratch:
         return answerer.name, evaluate(answerer, items, Path(scratch) / "rows.jsonl", config.seeds.evaluation)
 
@@ -117,11 +114,9 @@ def _sentence(result: dict[str, Any], config_name: str, precision: str) -> str:
     )
 
 
-# One stream is a person who chats; 32 is twice the default of `nautile serve --slots`. What lies between shows how much
-# of a step's time is reading the weights, which all streams share.
+# What lies between shows how much of a step's time is reading the weights, which all streams share.
 STREAMS = (1, 8, 32)
-# The lengths at which the sizes of the states are printed: a transformer's grows with each, this model's only by its
-# few attention layers.
+# A transformer's state grows with each length, this model's only by its few attention layers.
 STATE_TOKENS = (1024, 4096, 16384, 65536)
 PROMPT = 512  # tokens, fewer where the context is short
 STRIDES = 4  # strides of tokens per measurement of decoding
@@ -164,7 +159,6 @@ def _measure(folder: Path, streams: Sequence[int]) -> dict[str, Any]:
     runtime = load_runtime("onnx" if exported else "jax", folder)
     # An export computes in float32, so its state is float32 as well.
     config = runtime.config.model_copy(update={"compute_dtype": "float32"}) if exported else runtime.config
-    # JSON keys are strings, so the lengths are strings from the start: `--json` and the table then read the same data.
     sizes = {str(tokens): [size / MIB for size in state_sizes(config, tokens)] for tokens in STATE_TOKENS}
     return {
         "model": runtime.name,
@@ -187,8 +181,7 @@ def _speeds(slots: SlotPrograms, length: int) -> dict[str, float]:
     # The limit is higher than the number of measured tokens, so that no slot finishes early.
     request = DecodeRequest((0,), slots.config.context - length, temperature=0.0)
 
-    # The four steps of a request, so that each can be timed alone: read the prompts, give their states to slots,
-    # decode, and all three for the first tokens.
+    # The steps of a request, each to be timed alone.
     def read(count: int) -> Any:
         prefilled, _ = slots.prefill(tokens_RP[:count], np.full(count, length, np.int32), score=False)
         return jax.block_until_ready(prefilled)
@@ -206,8 +199,7 @@ def _speeds(slots: SlotPrograms, length: int) -> dict[str, float]:
         start(read(1), 1)
         write(1, 1)
 
-    # Each decoding call continues where the last one stopped, so the slots are filled again before each: otherwise they
-    # would reach the end of the context and stop.
+    # Decoding continues where the last call stopped: the slots would reach the end of the context and stop.
     prefilled = read(rows)
     decode = _seconds(lambda: write(slots.count, STRIDES), before=lambda: start(prefilled, slots.count))
     return {

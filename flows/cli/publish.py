@@ -66,8 +66,7 @@ def publish(
 
     repositories: list[tuple[RepositoryKind, str]] = [("model", repository)]
     repositories += [("dataset", dataset)] if dataset else []
-    # All refusals that need no work come first: names, format, token, terminal. Then the folders are written, which
-    # takes minutes, and only then is anything sent.
+    # All refusals that need no work come first; writing the folders takes minutes.
     for _, name in repositories:
         check_repository(name)
     if format_ not in LIBRARIES:
@@ -91,8 +90,7 @@ def publish(
     place = contextlib.nullcontext(FOLDER) if kept else tempfile.TemporaryDirectory(prefix="nautile-publish-")
     with place as parent:
         main = out or Path(parent) / repository.replace("/", "--")
-        # Both folders exist before the first upload: a dataset that cannot be written leaves no model on the Hub that
-        # links to it.
+        # A dataset that cannot be written must leave no model on the Hub that links to it.
         folders = [
             write_model(
                 store, artifact, folder, main, repository, format_, onnx_bits=onnx, license_=license_, dataset=dataset
@@ -132,7 +130,6 @@ def publish_folder(
     from nautile.flows.render import relative
 
     if uploader is None:
-        # Compared with nothing, every file counts as new.
         plan = UploadPlan(repository, kind, folder, planned_files(folder, {}), (), None, private)
     else:
         plan = uploader.plan(folder, repository, kind, private)
@@ -153,8 +150,6 @@ def publish_folder(
     elif not plan.to_send:
         note = f"nothing was uploaded: {repository} already has all of these files"
     elif yes or typer.confirm(f"Upload {len(plan.to_send)} files to {repository}?"):
-        # The question comes after the table, so that the operator has seen names, sizes and whether the repository is
-        # public.
         result |= {"address": uploader.upload(plan, message), "uploaded": True}
         note = f"published: {result['address']}"
     else:

@@ -65,8 +65,7 @@ def serve(
     stops = (tokenizer.im_end, tokenizer.end_of_text)
     engine = Engine(loaded.slots(stops, tokenizer.think_end, slots), queue)
     name = name or checkpoint_name(folder)
-    # Bound before the weights are compiled: an occupied port fails now and not after half a minute, and port 0 has a
-    # number to print.
+    # Bound before the weights are compiled: an occupied port fails now, and port 0 has a number to print.
     listener = listen(host, port)
     address, port = listener.getsockname()[:2]
     # A page of another site must not reach it: its own name may resolve to this machine, which is then the same origin.

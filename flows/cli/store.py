@@ -92,8 +92,7 @@ def gc(
         from nautile.configs.load import load
 
         rules = load(config).retention
-    # An option replaces the number of the configuration, but adds to its kinds and pins: what the configuration
-    # protects stays protected.
+    # An option adds to the configuration's kinds and pins: what that protects stays protected.
     rules = RetentionConfig(
         newest=rules.newest if keep_newest is None else keep_newest,
         days=rules.days if keep_days is None else keep_days,

@@ -48,14 +48,12 @@ def status(
     if (watch and why) or (step and not why):
         raise ConfigError("a step is named with --why, which cannot be combined with --watch")
     store = the_store()
-    # The word may be a run or a configuration; options that only a configuration has decide without a look at the
-    # catalog.
+    # Options that only a configuration has decide without a look at the catalog.
     run = None if why or settings else runs.run_unless_config(store, what)
     if run is not None or not (what or why or settings):
         if watch:
 
             def read() -> list[dict[str, Any]]:
-                # Without a name the display moves on to a newer run; with a name it stays with that one.
                 current = runs.run_unless_config(store, run.run if run and what else None)
                 return runs.step_rows(current) if current else []
 

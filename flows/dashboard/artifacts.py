@@ -84,8 +84,7 @@ def _settings_that_differ(picked: str, made_from: list[str], artifacts: Sequence
     if other is None:
         return
     sides = [made_from, [row["id"] for row in shared.query(LINEAGE_WITH_CALLS, other)]]
-    # Compared step by step over the whole lineage: what makes two checkpoints differ is often a setting of the
-    # distillation.
+    # What makes two checkpoints differ is often a setting of the distillation.
     settings = [
         {row["label"]: json.loads(row["config"] or "{}") for row in shared.query(queries.CONFIGURATIONS, ids)}
         for ids in sides
@@ -104,7 +103,6 @@ def _choose_artifact(names: list[str]) -> str:
     """The artifact picked on the page, by default the one in the address, else the newest."""
     requested = st.query_params.get("artifact", "")
     if requested and requested not in names:
-        # Older than the listed ones, or superseded: its own page still opens.
         if shared.query(LINEAGE_WITH_CALLS, requested):
             names = [requested, *names]
         else:
@@ -200,7 +198,6 @@ def storage(chosen: ChosenRun | None) -> None:
     rows = shared.query(queries.ARTIFACTS, filter_kind, filter_kind, MAX_ARTIFACTS)
     table = pd.DataFrame([{**row, "lineage": shared.lineage_link(row["id"])} for row in rows], columns=_ORDER)
     table["replaced"] = table["replaced"].map({True: "yes", False: ""})
-    # Formatted with units, but still sorted as numbers.
     styled = table.style.format({"bytes": size, "file_count": "{:,}"})
     st.dataframe(
         styled, hide_index=True, width="stretch", column_config=_STORAGE_COLUMNS, alt="The artifacts of the store"

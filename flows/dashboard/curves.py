@@ -116,8 +116,7 @@ def draw(
             ]
             st.markdown(f"##### {shared.escaped(heading)}", help="  \n".join(helps) or None)
             figure = chart(chart_rows, lines, display, link, tokens or {})
-            # Rows are ordered by step, so the last one of each line stays. Screen readers get these numbers in place of
-            # the picture.
+            # The last row of each line stays. Screen readers get these numbers in place of the picture.
             last = {(row["execution"], row["name"], row["source"]): row for row in chart_rows}
             ends = [f"{metric(row['name']).title} {row['source']} {row['value']:.4g}" for row in last.values()]
             alt = f"{heading} to step {max(row['step'] for row in chart_rows):,}. Last: {'; '.join(ends[:6])}."
@@ -136,8 +135,7 @@ def last_values(rows: Sequence[CatalogRow], names: Sequence[str], lines: Mapping
         cells: list[str] = [line.name]
         for name, entry in entries.items():
             points = [row for row in rows if row["execution"] == execution and row["name"] == name]
-            # The value over all sources (data sets, workers), where it was measured; extremes are over the sources as
-            # well.
+            # Over all sources (data sets, workers), where it was measured.
             whole = [row for row in points if not row["source"]]
             if not points:
                 cells.append("")
@@ -273,7 +271,6 @@ def reinforcement(chosen: ChosenRun | None) -> None:
     lines = _compared_lines(chosen, described.name)
     names = _metric_names(lines)
     _warn_of_stand_in_judge(list(lines))
-    # The questions in the order of the stage's curves, each with the charts that something was measured for.
     measured: dict[str, dict[str, list[str]]] = {}
     for curve in described.curves:
         if present := [name for name in curve.metrics if name in names]:

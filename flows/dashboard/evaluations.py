@@ -92,8 +92,7 @@ def measured_only(table: ResultTable) -> ResultTable:
 
     A note lists the rows that are left out, because missing is not zero.
     """
-    # The columns of a table of the paper are partly the paper's figures. A row counts as measured by its first column
-    # of ours.
+    # The columns are partly the paper's figures: a row counts as measured by its first column of ours.
     ours = [place for place, name in enumerate(table.columns) if name not in _NOT_OURS and not name.startswith("Paper")]
     first = ours[1] if len(ours) > 1 else 0
     rows = [row for row in table.rows if row[first] not in (MISSING, "")]

@@ -67,8 +67,7 @@ def page(chosen: ChosenRun | None) -> None:
             _show(item)
         _other_work()
         return
-    # The order is that of an operator's questions: how does it stand, did it get better, what needs me, what does it
-    # cost. The tables come last.
+    # The order is that of an operator's questions: how does it stand, did it get better, what needs me.
     folders = evaluation_folders(chosen)
     run_ladder = ladder_of(folders)
     if chosen.state:
@@ -364,8 +363,7 @@ def controls(chosen: ChosenRun) -> None:
     if api is None or chosen.state is None:
         return
     with st.container(horizontal=True, key="controls"):
-        # A run from a terminal has no deployment. Prefect could mark it as cancelled, but nothing would end its
-        # process.
+        # Prefect could mark a terminal's run as cancelled, but nothing would end its process.
         if _has_deployment(api, chosen.run):
             if chosen.state.state in ("running", "waiting"):
                 with st.popover("Cancel the run"):
@@ -402,7 +400,6 @@ def _do(message: str, action: Callable[[], object]) -> None:
     except ConfigError as error:
         st.error(shared.escaped(str(error)))
         return
-    # The state that the page shows has just changed, so what it remembers of it is forgotten.
     st.cache_data.clear()
     st.toast(message)
 
@@ -423,8 +420,7 @@ def queue() -> Iterator[Concern]:
 
 def attention(chosen: ChosenRun) -> Iterator[Concern]:
     """The problems that need the operator, most urgent first: approvals of all runs, then those of the chosen run."""
-    # Approvals of all runs, because a run that waits blocks until somebody answers, whichever run the reader has
-    # chosen.
+    # A run that waits blocks until somebody answers, whichever run the reader has chosen.
     for run, note in shared.questions().items():
         other = "" if run == chosen.run else f" (run {run[:8]}, another than this)"
         yield Concern(
@@ -441,7 +437,6 @@ def attention(chosen: ChosenRun) -> Iterator[Concern]:
         yield from (
             Concern("info", f"{step.label} waits", step.note)
             for step in state.steps
-            # What waits for an approval is above already, with its question.
             if step.state == "waiting" and not (state.question and state.question["label"] == step.label)
         )
         for what, spent, budget in budgets(chosen):
@@ -459,8 +454,7 @@ def _ended_badly(state: RunState) -> Iterator[Concern]:
     """The failed, cancelled or interrupted steps of a run, or the run itself, with the command that resumes it."""
     # A run that was refused at its start has no steps, and the same form would be refused again.
     resume = state.resume or (shell_command("nautile", "run", state.config or "CONFIG") if state.steps else "")
-    # While the run goes on, only a failure is news: cancelled and interrupted steps are those of an earlier start, to
-    # be retried.
+    # While the run goes on, only a failure is news: the others are of an earlier start, to be retried.
     if state.state == "running":
         failed = [step for step in state.steps if step.state == "failed"]
     else:
@@ -590,7 +584,6 @@ def verdict(run_ladder: Ladder | None) -> str:
     stage, score = last
     figure = f"{100 * score['accuracy']:.1f} % of {score['n']:,} problems are right after {stage}"
     measured = [entry for entry in run_ladder["stages"] if entry["score"]]
-    # With all four stages the ladder has a total. With fewer, the last measured stage is compared with the first.
     total = run_ladder["total"] or (
         {"over": measured[0]["stage"], "test": measured[-1]["test"]} if measured[1:] else None
     )
@@ -599,7 +592,6 @@ def verdict(run_ladder: Ladder | None) -> str:
     test = total["test"]
     if not test:
         return f"{figure}. Whether that is a gain over {total['over']} is unknown: their answers were not stored."
-    # The sentence says what the interval allows and no more: a gain whose interval contains zero is not called one.
     if test["low"] > 0:
         words = "Better than its start"
     elif test["high"] < 0:
@@ -686,7 +678,6 @@ USUAL = ("seed", "reason.policy.steps", "align.policy.steps", "pretrain.optimize
 
 def show_runs(chosen: str | None) -> None:
     """Draw the table of runs and its controls. `chosen`: the run that the page shows."""
-    # A search looks through all runs: the run that is searched is often an old one.
     summaries = shared.run_summaries(MOST_SEARCHED if st.session_state.get("find") else queries.MOST_RUNS)
     (count,) = shared.query(RUN_COUNT) or [{"runs": 0}]
     changed = [change.field for row in summaries for change in read_changes(row["changes"])]
@@ -718,7 +709,6 @@ def show_runs(chosen: str | None) -> None:
         return
     frame = pd.DataFrame(rows)
     empty = [name for name in ("cost", "tags", "notes", "changed", "after") if not frame[name].any()]
-    # A score of zero is a score.
     empty += [name for name in ("score", "gain", "difference") if frame[name].isna().all()]
     frame = frame.drop(columns=empty)
     styled = frame.style.map(colour, subset=["state"])
@@ -766,7 +756,6 @@ def table_of_runs(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen
     for place, row in enumerate(summaries):
         run = row["run"]
         score = last_score(scores.get(run)) or {}
-        # `summaries` is newest first, so what comes after in the list was before in time.
         earlier = (scores.get(other["run"], {}) for other in summaries[place + 1 :])
         before = next((by_stage[score["after"]] for by_stage in earlier if score and score["after"] in by_stage), None)
         note, seconds = notes.get(run, {}), run_seconds(row, row["current_state"] in LIVE)

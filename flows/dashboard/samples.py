@@ -109,8 +109,7 @@ def show_pages(
     unit: str = "texts",
 ) -> None:
     """Draw one page of `queries.texts` or `queries.groups`, with paging buttons. A changed query starts at page 1."""
-    # The page number belongs to one query. Another search or filter is another identity, and begins at page 1 without a
-    # reset.
+    # The page number belongs to one query: another search or filter begins at page 1.
     key, identity = f"page-{name}", (sql, repr(parameters))
     size = queries.GROUPS_PAGE if unit != "texts" else queries.PAGE
     page = int(st.session_state[key][1]) if st.session_state.get(key, (None, 0))[0] == identity else 0

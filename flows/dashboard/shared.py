@@ -120,7 +120,6 @@ def query(sql: str, *parameters: Any, files: bool = False) -> list[CatalogRow]:
         st.info("The catalog is being written to; this page will try again.")
     except ConfigError as error:
         st.error(escaped(str(error)))
-    # The rest of the page has nothing to draw from. The next redraw begins anew.
     st.stop()
 
 

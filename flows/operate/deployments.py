@@ -488,8 +488,7 @@ class _Runner(Runner):
 async def _serve(
     config: str, served: Callable[[], list[RunnerDeployment]], limits: dict[str, int], runs: int, niceness: int
 ) -> None:
-    # `pause_on_shutdown=False`: Prefect would switch the schedules off when this process stops, and they would stay off
-    # after a restart.
+    # `pause_on_shutdown=False`: Prefect would switch the schedules off when this process stops.
     runner = _Runner(name=f"nautile-{config}", limit=runs, pause_on_shutdown=False)
 
     async def declare_all() -> list[UUID]:
@@ -536,8 +535,7 @@ async def _register(
     limits: dict[str, int],
     environment: dict[str, str],
 ) -> str:
-    # All pools and variables are checked before anything is registered, so that a mistake in one leaves no half of a
-    # deployment.
+    # Checked before anything is registered, so that a mistake in one leaves no half of a deployment.
     pools: dict[str, WorkPool] = {}
     async with get_client() as client:
         for name in sorted({deploy.pool for _, deploy in entries}):

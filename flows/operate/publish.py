@@ -156,8 +156,7 @@ class HubUploader:
                 raise
             except RepositoryNotFoundError:
                 return UploadPlan(repository, kind, folder, planned_files(folder, {}), (), None, private)
-            # At the commit that was read, so that a push in between cannot mix two states; `upload` names the same
-            # commit as its parent.
+            # At the commit that was read, which `upload` names as its parent: a push in between cannot mix two states.
             entries = self._api.list_repo_tree(repository, recursive=True, revision=info.sha, repo_type=kind)
             remote_files = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
             files = planned_files(folder, remote_files)
@@ -213,8 +212,7 @@ class HubUploader:
         # An upload of several files wraps the error of the file that failed.
         if type(error) is RuntimeError and isinstance(error.__cause__, Exception):
             error = error.__cause__
-        # The token may stand in the library's message, for example as part of a header; here is the one place where it
-        # is taken out.
+        # The token may stand in the library's message, for example as part of a header.
         text = getattr(error, "server_message", None) or first_line(error)
         reason = visible(" ".join(text.replace(self._token, "(the token)").split()), LONGEST_REASON)
         if isinstance(error, errors.OfflineModeIsEnabled):

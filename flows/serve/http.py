@@ -94,8 +94,7 @@ class EngineBridge:
         except ConfigError as error:
             raise ApiError(400, str(error)) from None
         events = RequestEvents(self, handles)
-        # The engine may have answered already, but its events arrive through this event loop, which is busy here until
-        # the receivers are known.
+        # The engine may have answered already, but its events arrive through this event loop, which is busy here.
         self._receivers |= {handle: (events, index) for index, handle in enumerate(handles)}
         return events
 
@@ -402,8 +401,7 @@ def application(served: ServedModel) -> FastAPI:
     @api.post("/tokenize", responses=documented(bodies.TokenizeResponse, *_BODY_ERRORS, 404))
     async def tokenize(request: TokenizeRequest) -> Response:
         _served_name(request.model, served)
-        # A prompt that is exactly the name of a special token gives its id, as harnesses expect. In a longer prompt the
-        # name is ordinary text.
+        # A prompt that is exactly the name of a special token gives its id, as harnesses expect.
         special = tokenizer.specials.get(request.prompt)
         ids = await asyncio.to_thread(tokenizer.encode, request.prompt) if special is None else [special]
         content = {"tokens": ids, "count": len(ids), "max_model_len": engine.config.context}

@@ -170,8 +170,7 @@ class ResponseBuilder(ABC):
     def _decode_requests(self, max_tokens: int, score_prompt: bool, alternatives: int) -> list[DecodeRequest]:
         """`n` engine requests per prompt. Sample j has seed (seed, j + 1), like question j + 1 of `nautile chat`."""
         request = self._request
-        # Without a seed every request is different, as in OpenAI's API; the samples of one request still follow from
-        # one number.
+        # Without a seed every request is different, as in OpenAI's API.
         seed = secrets.randbits(63) if request.seed is None else request.seed
         return [
             DecodeRequest(

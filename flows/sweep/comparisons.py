@@ -225,7 +225,6 @@ def _scores(
 def _curves(query: Query, labels: list[str], steps: Mapping[str, Mapping[str, CatalogRow]]) -> list[dict[str, Any]]:
     """Last and best values of the metrics that both runs have, in steps that they do not share."""
     executions = {side: {label: row["execution"] for label, row in steps[side].items()} for side in steps}
-    # A step that both runs reuse has one curve; there is nothing to compare.
     shared = [label for label in labels if executions["a"].get(label) == executions["b"].get(label)]
     own = sorted({e for side in executions.values() for label, e in side.items() if e and label not in shared})
     values = {(row["execution"], row["name"]): row for row in query(_VALUES, own)} if own else {}

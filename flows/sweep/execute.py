@@ -145,7 +145,6 @@ class _Workers:
         failures = []
         for step in run.left(self.store):
             if failure := failure_in_sweep(self.store, step.key, self.id):
-                # Its own failure: then its own messages explain it.
                 if failure["config"] == run.run_name:
                     return ""
                 failures.append(f"{step.label} failed for {titles.get(failure['config'], failure['run'][:8])}")

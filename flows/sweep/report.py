@@ -64,8 +64,7 @@ def _run_rows(store: Store, record: Record, query: Query) -> list[dict[str, Any]
     spent = {row["execution"]: row for row in query(SPENT, execution_ids)}
     rows, known_keys = [], set[str]()
     for run in record["runs"]:
-        # The first run of the list that has a step carries its cost, so that the own costs add up to the cost of the
-        # sweep.
+        # The first run that has a step carries its cost, so that the own costs add up to that of the sweep.
         own_keys = {step["key"] for step in run["steps"]} - known_keys
         known_keys |= own_keys
         state, error = _state(store, run, executions, last)
@@ -122,8 +121,7 @@ def _metrics(store: Store, record: Record, query: Query) -> list[dict[str, Any]]
     evaluations: dict[str, list[str]] = {arm: [] for arm in arms}  # keys, in the order of the seeds
     for run in record["runs"]:
         evaluations[run["arm"]] += [step["key"] for step in run["steps"] if step["label"] == run["after"]]
-    # Equal keys of all evaluations: the settings of the arm do not reach what is evaluated, so a test would compare an
-    # evaluation with itself.
+    # With equal keys the settings do not reach what is evaluated: a test would compare an evaluation with itself.
     same = {arm: arm != arms[0] and evaluations[arm] == evaluations[arms[0]] for arm in arms}
     measured = {name for seeds in votes.values() for benchmarks in seeds.values() for name in benchmarks}
     means = mean_weights(measured)
@@ -145,7 +143,6 @@ def _metrics(store: Store, record: Record, query: Query) -> list[dict[str, Any]]
             rows.append(row)
         title = marked_title({"title": title_of(name), "not_screened": unscreened & weights.keys()})
         tables.append({"benchmark": name, "title": title, "arms": rows})
-    # All tests of the report are corrected for together.
     tests = {
         place: lead_of_votes(pair.first, pair.other, pair.weights, len(pairs), pair.seeds)
         for place, pair in pairs.items()

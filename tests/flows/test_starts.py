@@ -175,7 +175,7 @@ def test_a_snapshot_is_of_a_saved_step_with_the_inputs_of_the_pretraining(toy, t
         asked.append((stage.name, section, inputs))
         return {"checkpoint": store.list("checkpoint")[0].id}
 
-    monkeypatch.setattr("nautile.flows.cli.inspect.run_stage", run_stage)
+    monkeypatch.setattr("nautile.tasks.engine.attempt.run_stage", run_stage)
     for number in (None, 8):
         publish_snapshot(store, toy, "my.toml", number)
     tokens = store.list("checkpoint")[0].manifest["inputs"]
