@@ -29,7 +29,7 @@ class StartSection(Section):
 
     `start`: "checkpoint/ID", "newest", or "newest:LABEL", the newest of that label or stage; or the name of an earlier
     stage of the same run, such as "pretrain", which leaves out the stages between. It is resolved before anything runs
-    (`flows.starts`); the checkpoint is an input of the step, and part of its key as such.
+    (`flows.dag`); the checkpoint is an input of the step, and part of its key as such.
     """
 
     start: str | None = None

@@ -9,7 +9,7 @@ import json
 import os
 import pkgutil
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,13 +24,19 @@ from nautile.configs.schema import DISTILLED, RunConfig
 from nautile.configs.training import TRAINED
 from nautile.evals.benchmarks.stand_ins import HELD_OUT
 from nautile.evals.benchmarks.versions import versions
-from nautile.tasks.distill import distill, index
+from nautile.model.weights.start import refuse_other_shape
+from nautile.store.artifacts import Artifact, Store
+from nautile.tasks.align import align
+from nautile.tasks.distill import distill
 from nautile.tasks.engine.stage import Stage
-from nautile.tasks.evaluate import evaluate, held_out
+from nautile.tasks.evaluate import evaluate
+from nautile.tasks.held_out import held_out
+from nautile.tasks.index import index
 from nautile.tasks.ingest import AGAINST, ingest
 from nautile.tasks.pretrain import START, pretrain
-from nautile.tasks.reinforce import align, reason, self_distill
+from nautile.tasks.reason import reason
 from nautile.tasks.report import report
+from nautile.tasks.self_distill import self_distill
 
 DAG_VARIABLE = "NAUTILE_DAG"
 _REINFORCED = {"align": align, "reason": reason, "self_distill": self_distill}  # stages that continue a checkpoint
@@ -155,10 +161,9 @@ def build_dag(
 
     `named` replaces `pipeline_steps`, as NAUTILE_DAG does (`steps_of`). `memory`: see `with_local_files`.
 
-    Every `start` of `config` must be a full id (`flows.starts.resolve_starts`). Raises `ConfigError` if sections of
+    Every `start` of `config` must be a full id (`flows.dag.resolve_starts`). Raises `ConfigError` if sections of
     the configuration contradict each other or name a local file that does not exist.
     """
-    # Producers come first, so the keys of a step's inputs are known when its own is computed.
     dag: dict[str, Step] = {}
     for step in (named or steps_of)(config):
         if step.label in dag:
@@ -225,9 +230,7 @@ def _from_starts(steps: Sequence[Step], starts: dict[str, str]) -> list[Step]:
     # Consumers first, so that a step knows whether anything that is kept reads it.
     for step in reversed(steps):
         trained = step.label.removeprefix("evaluate:")
-        # Dropped unless something reads it: the trained stages that a start replaces with their evaluations, and what
-        # only they needed (ingests, the distillation). A stage of this run that another starts from is read: it stays,
-        # with its evaluation.
+        # Dropped unless something reads it: what a start replaces, its evaluations, and what only these needed.
         if trained not in producers and (trained in replaced or step.stage.name not in (*TRAINED, "evaluate")):
             continue
         if step.label in starts:
@@ -249,7 +252,6 @@ def _from_starts(steps: Sequence[Step], starts: dict[str, str]) -> list[Step]:
 def _ingest_steps(config: RunConfig, shared: dict[str, Any], questions: dict[str, Need]) -> list[Step]:
     """One step per source. With `deduplicate.across`, each reads the MinHash signatures of the sources before it."""
     settings, across = config.ingest.model_dump(mode="json"), config.ingest.deduplicate.across
-    # From here on the pipeline as a table: label, stage, section, inputs, resource.
     steps = []
     for number, source in enumerate(config.ingest.sources):
         section = {name: settings[name] for name in ("row_length", "deduplicate")}
@@ -290,3 +292,52 @@ def _held_out_section(config: RunConfig) -> dict[str, Any]:
     listed = [row if row["name"] in generated else row | {"items": None} for row in rows]
     section: dict[str, Any] = {"held_out": {"benchmarks": sorted(listed, key=lambda row: json.dumps(row))}}
     return section | ({"seeds": {"evaluation": config.effective_seeds["evaluation"]}} if generated else {})
+
+
+def dag_in(store: Store, config: RunConfig) -> list[Step]:
+    """The steps of `config` with their keys in `store`. Raises like `resolve_starts` and `build_dag`."""
+    return build_dag(resolve_starts(config, store), memory=store.digest_memory)
+
+
+def resolve_starts(config: RunConfig, store: Store) -> RunConfig:
+    """`config` with every `start` replaced by the full id of the checkpoint that it refers to in `store`.
+
+    Raises `ConfigError` for an unknown or ambiguous id, an artifact that is not a checkpoint, and a pretraining that
+    would start from a model of another shape or tokenizer.
+    """
+    sections = {}
+    for name in config.trained:
+        section = getattr(config, name)
+        if section.start is None or section.start in TRAINED:  # a stage of this run: an input like any other
+            continue
+        try:
+            # Checkpoints of this run are excluded: they would change the key of the step when the run is resumed.
+            artifact = checkpoint_named(store, section.start, own_labels=TRAINED[TRAINED.index(name) :])
+        except ConfigError as error:
+            raise ConfigError(f"{name}.start: {error}") from None
+        if name == "pretrain" and store.has_files(artifact):  # else the stage checks it after fetching the files
+            refuse_other_shape(artifact.folder, artifact.id, config.model, config.tokenizer)
+        sections[name] = section.model_copy(update={"start": artifact.full_id})
+    return config.model_copy(update=sections) if sections else config
+
+
+def checkpoint_named(store: Store, start: str, own_labels: Sequence[str]) -> Artifact:
+    """The checkpoint that a `start` refers to: an id, `newest` or `newest:LABEL`.
+
+    `newest` skips checkpoints of `own_labels`, the labels that the run itself writes. Raises `ConfigError` for an
+    unknown or ambiguous id, and if there is no such checkpoint.
+    """
+    newest, _, label = start.partition(":")
+    if newest != "newest":
+        return store.get(start)
+    if label in own_labels:
+        raise ConfigError(f"this run makes a checkpoint of {label} itself, so the newest changes: give an id")
+
+    def matches(manifest: Mapping[str, Any]) -> bool:
+        return label in (manifest["label"], manifest["stage"]) if label else manifest["label"] not in own_labels
+
+    checkpoints = [artifact for artifact in store.list("checkpoint") if matches(artifact.manifest)]
+    if not checkpoints:
+        others = f" of {label}" if label else f", other than of {', '.join(own_labels)}"
+        raise ConfigError(f"no checkpoint{others} in {store.location}: `nautile artifacts checkpoint` lists them")
+    return checkpoints[-1]

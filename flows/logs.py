@@ -50,7 +50,6 @@ class LogFile:
         # Staging belongs to the key, so a later run may be working there: only the same execution makes it this log.
         if isinstance(record, dict) and record.get("execution") == self.execution and staging.log.is_file():
             return staging.log
-        # Where `attempt_log` moves the log when the attempt ends, with the execution in its name.
         finished = store.execution_log(self.stage, self.execution)
         return finished if finished.is_file() else None
 
@@ -78,11 +77,9 @@ def choose(store: Store, run: str | None, stage: str | None) -> LogFile:
         matching = [log for log in logs if stage in (log.label, log.stage)]
         if not matching:
             raise ConfigError(f"--stage {stage}: not in this run, which has {', '.join(log.label for log in logs)}")
-        # A stage such as `evaluate` has several steps: the running one is meant, else the last.
         return next((log for log in matching if log.is_running(store)), matching[-1])
     running = [log for log in logs if log.is_running(store)]
     failed = [log for log in logs if log.state == "failed"]
-    # A reused step ran no process and has no log; it is chosen only if there is nothing else.
     executed = [log for log in logs if log.state != "reused"]
     return (running or failed or executed or logs)[-1]
 

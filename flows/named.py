@@ -65,8 +65,7 @@ def checkpoint_folder(name: str | None) -> Path:
 def checkpoint_artifact(store: Store, name: str) -> tuple[Artifact | None, Path]:
     """The artifact of a checkpoint or an export (None if its folder is not in the store), and its folder."""
     folder = checkpoint_folder(name)
-    # The operator may have written the path of an artifact's folder. Then it is that artifact, with its lineage, and
-    # not an unknown folder.
+    # The operator may have written the path of an artifact's folder: then it is that artifact, with its lineage.
     for kind in ("checkpoint", "export"):
         for _, key, number, path in store.folders(kind):
             if path.resolve() == folder.resolve():
@@ -98,7 +97,6 @@ def add_model(store: Store, folder: Path, kind: str) -> Artifact:
     elif kind == "export":
         from nautile.model.runtimes.load import load_runtime
 
-        # The same for an export; its own list of digests says which files belong to it.
         check_plain(folder, [DIGESTS])
         names = [DIGESTS, *read_digests(folder)]
         check_plain(folder, names)

@@ -26,10 +26,8 @@ def write_note(store: Store, run: str, text: str, tags: list[str], without: list
     """Replace the note of a run, and return it. Tags keep the order in which they were added, without duplicates."""
     if any(not tag.strip() or len(tag) > 60 for tag in tags):
         raise ConfigError("--tag: a tag has 1 to 60 characters")
-    # A tag that is added and removed by one command is removed.
     new_tags = [tag for tag in dict.fromkeys(tag.strip() for tag in tags) if tag not in without]
-    # A note is an event like a metric: appended to a file, and read into the catalog from there. So `store rebuild`
-    # keeps it.
+    # An event like a metric: read into the catalog from a file, so that `store rebuild` keeps it.
     with writing(store.root):
         write_row(store, "note", {"id": run, "text": text.strip(), "tags": new_tags})
     Catalog(store).ingest()

@@ -7,9 +7,13 @@ an ingestion. With one slot per resource, steps that use the same resource run o
 
 import logging
 import os
+import tempfile
+import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -23,9 +27,9 @@ from prefect.runtime import deployment, flow_run
 
 from nautile.common.commands import retry_command
 from nautile.common.errors import ConfigError
-from nautile.common.processes import give_way
+from nautile.common.files import write_json
+from nautile.common.processes import give_way, thread_beside
 from nautile.configs.schema import RunConfig
-from nautile.flows.compile_ahead import compiling_ahead
 from nautile.flows.dag import Need, Step
 from nautile.flows.forms import ConfigName, Overrides, RunName, StageName, begin_process, failed_state, run_name
 from nautile.flows.operate import approval, concurrency
@@ -37,8 +41,11 @@ from nautile.flows.selection import PreparedRun, Selection, check_ray_hosts, out
 from nautile.flows.stored_configs import follow
 from nautile.store.artifacts import Store
 from nautile.store.mirror import open_store
-from nautile.tasks.engine.child_process import cancelling
-from nautile.tasks.engine.errors import advice, reason, run_page
+from nautile.tasks.compile_ahead import AheadRequest
+from nautile.tasks.engine.child_process import cancelling, run_child
+from nautile.tasks.engine.dashboard_links import run_page
+from nautile.tasks.engine.errors import StageCancelled
+from nautile.tasks.engine.failure import advice, reason
 from nautile.tasks.engine.prefect_task import as_prefect_task
 from nautile.tasks.engine.stage import RunContext
 
@@ -131,8 +138,7 @@ def _run(argument: str, overrides: Sequence[str], selection: Selection) -> Outpu
         for line in outdated_lines(store, run) if deployment.id else ():  # `nautile run` has printed them
             get_run_logger().warning(line)
         _link_dashboard(run_id)
-        # The order of entering: lock the run (from now on a kill is detectable), record its plan, make cancelling end
-        # the child processes, compile ahead. They are left in reverse: nothing runs any more when the end is recorded.
+        # Locked first, so that a kill is detectable; left in reverse: nothing runs when the end is recorded.
         with (
             store.run_lock(run_id).for_life(),
             recorded(store, config, run, run_id, str(flow_run.name or config.name), resume(FIRST_UNFINISHED)),
@@ -190,8 +196,7 @@ class _StepRunner:
         for step in self.waiting:
             if in_use[step.resource] < limits[step.resource] and self.available >= set(step.needs.values()):
                 asks = self.running and approval.asks_before(self.store, self.config, step, force)
-                # An approval pauses everything, so it waits for a quiet moment, and nothing starts before it: otherwise
-                # that moment might never come.
+                # An approval pauses everything: nothing starts before it, or the quiet moment might never come.
                 return None if asks else step
         return None
 
@@ -263,3 +268,60 @@ def _link_dashboard(run_id: str) -> None:
         create_link_artifact(page, link_text="this run in the dashboard", key="dashboard")
     except Exception as error:  # the link is a convenience: the run continues without it
         log.warning("Prefect refused the link to the dashboard: %s", error)
+
+
+COMPILE_LOG = "compile-ahead.txt"  # among the store's logs
+
+
+@contextmanager
+def compiling_ahead(store: Store, config: RunConfig, steps: Sequence[Step], force: bool) -> Iterator[None]:
+    """Run `tasks.compile_ahead` as a process while the block runs its steps, if `launch.compile_ahead` is set.
+
+    Its errors are only logged: a stage compiles itself what is not in the compilation cache.
+    """
+    request = request_of(store, config, steps, force) if config.launch.compile_ahead else None
+    if request is None:
+        yield
+        return
+    # A thread waits for the process, because on Linux a child ends with the thread that started it.
+    with thread_beside("compile-ahead", _compile, store, request):
+        yield
+
+
+def request_of(store: Store, config: RunConfig, steps: Sequence[Step], force: bool) -> AheadRequest | None:
+    """The programs to compile; None if no pretraining comes first, which is long enough and leaves cores idle."""
+
+    def to_come(step: Step) -> bool:
+        return force or any(store.find(kind, step.key) is None for kind in step.outputs)
+
+    multihost = config.launch.stages if config.launch.processes > 1 else ()  # one process cannot compile their programs
+    later = [step for step in steps if step.stage.rehearse and step.stage.name not in multihost and to_come(step)]
+    if not later or not any(step.label == "pretrain" and to_come(step) for step in steps):
+        return None
+    return AheadRequest(
+        parent=os.getpid(),
+        store=str(store.root),
+        model=config.model.model_dump(mode="json"),
+        tokenizer=config.tokenizer.model_dump(mode="json"),
+        steps=[(step.stage.name, step.section, str(store.staging_files(step.key).folder)) for step in later],
+    )
+
+
+def _compile(store: Store, request: AheadRequest, stop: threading.Event) -> None:
+    def end_with_run() -> None:
+        if stop.is_set():
+            raise StageCancelled("the run has ended")
+
+    path = store.logs / COMPILE_LOG
+    with tempfile.TemporaryDirectory() as folder, suppress(StageCancelled):
+        file = Path(folder) / "programs.json"
+        write_json(file, asdict(request))
+        try:
+            ended = run_child(
+                "nautile.tasks.compile_ahead", str(file), log=path, store=request.store, tick=end_with_run
+            )
+        except OSError as error:
+            log.warning("no process compiles programs ahead (%s): the stages compile them", error)
+            return
+        if ended.code:
+            log.warning("compiling ahead ended with exit code %d (%s): the stages compile the rest", ended.code, path)

@@ -92,7 +92,6 @@ class RunProgress:
     def end(self, label: str, state: State, artifacts: Iterable[str] = (), reason: str = "") -> None:
         """Record that a step ends. `reason`: why it failed; without it the last note stays, which shows the result."""
         step = self.steps[label]
-        # A step can fail, be retried, and then be reused: the note of its failure must not stay.
         note = "" if state == "reused" else step.note
         step.state, step.artifacts, step.note = state, tuple(artifacts), reason or note
         if step.started is not None:
@@ -164,7 +163,6 @@ class LogView:
         state, attempt, printed_at = self._printed.get(label, ("waiting", 1, 0.0))
         if (step.state, step.attempt) == (state, attempt) and now - printed_at < LOG_EVERY_S:
             return
-        # Repeated updates of a step that has ended, such as a second "reused", need no second line.
         if step.state == state and step.state != "running":
             return
         self._printed[label] = (step.state, step.attempt, now)

@@ -1,17 +1,35 @@
-"""Rich tables for the terminal: plain ones, and one that turns into paragraphs where the terminal is too narrow."""
+"""Rich for the terminal: a console without control characters, and tables that become paragraphs where too wide."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from nautile.common.text import visible
 
 READABLE = 32  # minimum width of a column with folded text, in characters
+
+
+class CleanConsole(Console):
+    """A Rich console that replaces terminal escapes and direction overrides in everything it prints.
+
+    Commands print names, notes, errors and documents that anyone may have written: an escape in one could retitle the
+    terminal, write to the clipboard or hide a line. Rich removes a few control characters only. Its own, such as those
+    that move the cursor in a live display, are segments of another kind.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As Rich does, with every text cleaned."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(visible(segment.text), segment.style)
 
 
 def relative(path: Path) -> Path:

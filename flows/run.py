@@ -60,7 +60,6 @@ class ProgressListener:
             self.progress.begin(update.label, step.attempt)
             self.progress.advance(update.label, None, None, "", f"{update.note}, after: {reason_of(update)}")
         elif update.state != "publishing":
-            # Publishing is quick and still part of running: the line does not change.
             reason = reason_of(update) if self.reasons else ""
             self.progress.end(update.label, update.state, update.outputs.values(), reason)
             self.undelivered[update.label] += update.undelivered
@@ -90,7 +89,6 @@ def run(
         raise ConfigError(with_config(str(error), argument)) from None
     # Only of steps that will run: an artifact in the store needs no rows any more.
     refuse_missing_rows(s for s in prepared.steps if has_prompt_files(s) and not is_in_store(store, s))
-    # Everything printed before the live view starts: changed settings, expected cost, what is not configured.
     if prepared.changes:
         out.print(Text(f"changes {describe_changes(prepared.changes)}"), soft_wrap=True)
     print_forecast(out, prepared, store)

@@ -147,8 +147,7 @@ class RunState:
             for step in self.steps
         ]
         weights = [time for time in times if time is not None]
-        # With one unknown time the known ones say nothing about their share of the whole: then every step counts the
-        # same.
+        # With one unknown time the known ones say nothing about their share of the whole.
         if len(weights) < len(shares) or not sum(weights):
             weights = [1.0] * len(shares)
         return sum(map(operator.mul, weights, shares)) / sum(weights) if shares else 0.0
@@ -166,8 +165,7 @@ class RunState:
         for step in self.steps:
             own = 0.0
             if step.state not in FINISHED:
-                # The measured rate first; without one, what is left of the time that it took before. Where it takes
-                # longer than that, nothing is known.
+                # The measured rate, else what is left of the time that it took before.
                 known = step.left_s
                 if known is None and step.expected_s is not None and step.longer_than is None:
                     known = max(0.0, step.expected_s - (step.elapsed_s or 0.0))
@@ -196,7 +194,6 @@ def state_of(row: CatalogRow, store: Store, questions: Mapping[str, Any]) -> str
         return "cancelled"  # it was suspended for an approval, and its question is gone
     if row["state"] != "running":
         return str(row["state"])
-    # Without a valid id there is no lock.
     lock = store.run_lock(row["run"]) if RUN.fullmatch(row["run"]) else None
     if lock and lock.held_elsewhere():
         return "running"
@@ -342,7 +339,6 @@ def _attempt_state(
 ) -> tuple[str, dict[str, Any]]:
     """The state of a step that has begun, and the fields of its `StepState` that follow from its attempts."""
     staging = store.staging_files(row["key"] or "unknown")
-    # Failed, but the run still lives and a retry is planned.
     if row["state"] == "failed" and run_state in LIVE and (note := read_retry_note(staging.folder)):
         return "waiting", {"row": row, "note": note, "elapsed_s": row["seconds"]}
     if row["state"] != "running":

@@ -11,8 +11,7 @@ from nautile.configs.base import Section
 from nautile.configs.changes import Change, changed_settings
 from nautile.configs.operation import LaunchConfig
 from nautile.configs.schema import RunConfig
-from nautile.flows.dag import Need, Step
-from nautile.flows.starts import dag_in
+from nautile.flows.dag import Need, Step, dag_in
 from nautile.store.artifacts import Store, short_id
 from nautile.tasks.engine.ray_cluster import check_hosts
 
@@ -163,7 +162,6 @@ def choose(dag: Sequence[Step], selection: Selection) -> set[str]:
     labels = [step.label for step in dag]
     if selection.only:
         return set(_matching(dag, selection.only, "--only"))
-    # A stage with several steps: from the first of them, until the last.
     start = labels.index(_matching(dag, selection.first, "--from")[0]) if selection.first else 0
     end = labels.index(_matching(dag, selection.last, "--until")[-1]) if selection.last else len(labels) - 1
     if start > end:

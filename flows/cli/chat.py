@@ -63,8 +63,7 @@ class Chat:
         loaded = load_runtime(runtime, folder)
         model = loaded.config
         self._tokenizer = tokenizer_for(loaded.tokenizer)
-        # Three quarters for the reply: reasoning is much longer than a question, and the RL stages sample with the same
-        # split.
+        # Reasoning is much longer than a question, and the RL stages sample with the same split.
         limit = settings.max_tokens or model.context - model.context // 4
         sampling = Sampling(
             max_tokens=limit,
@@ -77,8 +76,7 @@ class Chat:
         )
         if limit >= model.context:
             raise ConfigError(f"--max-tokens {limit} leaves no room for a question in a context of {model.context}")
-        # One program with a fixed prompt length is compiled for the whole conversation; shorter prompts are padded to
-        # it.
+        # One program is compiled for the whole conversation; shorter prompts are padded to its length.
         self._sampler = loaded.sampler(sampling, rows=1, prompt_length=model.context - limit)
         self._seed, self._questions = settings.seed, 0
 
@@ -93,24 +91,20 @@ class Chat:
                 f"the question is {len(prompt)} tokens long in the chat template, and there is room for "
                 f"{self._sampler.prompt_length}: shorten it, or lower --max-tokens"
             )
-        # The number of the question is part of the random seed: the same question asked twice gets two replies, and the
-        # whole conversation can be repeated with `--seed`.
+        # The same question asked twice gets two replies, and `--seed` repeats the whole conversation.
         self._questions += 1
         started = time.perf_counter()
         ids: list[int] = []
         stream = TokenStream(self._tokenizer, chat=True)
-        # The first stride includes the prefill, and the compilation with the first question. Its time is recorded
-        # apart, so that the printed speed is that of decoding alone.
+        # The first stride includes the prefill, and the compilation with the first question.
         for completion in self._sampler.stream(prompt, (self._seed, self._questions)):
             new_ids = completion.ids[len(ids) :].tolist()  # a completion holds all tokens so far
             ids += new_ids
             if not answer.first_tokens:
                 answer.first_tokens, answer.first_seconds = len(ids), time.perf_counter() - started
             yield stream.write(new_ids)
-        # The stream holds back text that may be the start of a marker or half a character; now no more will come.
         yield stream.finish()
-        # The streamed text was only shown. The parts of the answer are read from the ids once more, by the same
-        # function as in training and evaluation.
+        # Read from the ids once more, by the same function as in training and evaluation.
         reply = parse_completion(self._tokenizer, ids)
         answer.thinking, answer.answer, answer.finished = reply.reasoning, reply.answer, reply.finished
         answer.tokens, answer.seconds = len(ids), time.perf_counter() - started
@@ -148,7 +142,6 @@ def converse(chat: Chat, console: Console, show_thinking: bool, name: str) -> No
             query = input("> " if interactive else "").strip()
         except EOFError:
             return
-        # An empty line is a slip of the Enter key, not a question.
         if not query:
             continue
         # From a pipe every line is a question, also one that begins with a slash.
@@ -161,11 +154,8 @@ def converse(chat: Chat, console: Console, show_thinking: bool, name: str) -> No
         try:
             stream_answer(chat, query, console, show_thinking)
         except KeyboardInterrupt:
-            # The generator of the reply is dropped half-way, which is all that stopping takes: the next question starts
-            # from an empty state.
             console.print("\n(stopped)", style="dim")
         except ConfigError as error:
-            # Such as a question that is too long: the chat goes on.
             console.print(str(error), style="red", soft_wrap=True)
 
 
@@ -179,11 +169,9 @@ def stream_answer(chat: Chat, query: str, console: Console, show_thinking: bool)
             if not (text := getattr(added, part)):
                 continue
             if previous not in (None, part):
-                # Reasoning and answer stand in the same stream; only the switch from one to the other begins a line.
                 text = f"\n{text}"
             previous = part
-            # A model may write terminal escapes. `visible` replaces them, and `Text` prevents that brackets are read as
-            # Rich's markup.
+            # A model may write terminal escapes, and brackets that Rich would read as markup.
             console.print(Text(visible(text), style="dim" if part == "thinking" else ""), end="", soft_wrap=True)
     cut = "" if answer.finished else ", cut at --max-tokens"
     note = f"[{answer.tokens} tokens in {answer.seconds:.2f} s{answer.speed()}{cut}]"

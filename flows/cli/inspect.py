@@ -1,6 +1,10 @@
-"""Data of the read commands (`status`, `artifacts`, `show` ...) and of `nautile store`: rows for tables and --json."""
+"""Data of the read commands (`status`, `artifacts`, `show` ...) and of `nautile store`: rows for tables and --json.
+
+`status --why` tells how a step's key differs from that of the most similar artifact in the store.
+"""
 
 import json
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,18 +12,19 @@ from typing import Any
 from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError
 from nautile.common.text import did_you_mean
+from nautile.configs.keys import key_fields
 from nautile.configs.operation import RetentionConfig
 from nautile.configs.schema import RunConfig
 from nautile.data.tokens.losses import LOST
+from nautile.flows.dag import Step, dag_in
 from nautile.flows.named import trained_by
 from nautile.flows.operate.questions import waiting
 from nautile.flows.run_state import PLAN
-from nautile.flows.starts import dag_in
 from nautile.store.artifacts import Artifact, Store, short_id
 from nautile.store.catalog import Catalog, CatalogRow
 from nautile.store.events import read_live
 from nautile.store.garbage import collect, find_garbage
-from nautile.store.manifest import ADDED, MANIFEST
+from nautile.store.manifest import ADDED, KEY, MANIFEST
 from nautile.store.mirror import MirroredStore
 from nautile.store.staging_mirror import upload_note
 from nautile.store.views import LAST_ATTEMPTS, RELATIONS
@@ -35,8 +40,7 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
     attempts, or for an approval), interrupted (its work is kept), failed, or not made.
     """
     store.refresh()
-    # Nothing below asks a running process: locks, staging folders and the catalog are enough, so this also works after
-    # a crash and on another machine with the same disk.
+    # Locks, staging folders and the catalog are enough, so this also works after a crash and on a shared disk.
     approval_notes = _approval_notes(store)
     steps = dag_in(store, config)
     keys = [step.key for step in steps]
@@ -63,15 +67,12 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
         elif note := approval_notes.get(step.key):
             state, live = "waiting", {"note": note}
         elif store.root.exists() and store.lock(step.key).held_elsewhere():
-            # A lock that another process holds is the only sure sign of work. A killed process releases it, whatever
-            # its last row says.
+            # The only sure sign of work: a killed process releases its lock, whatever its last row says.
             state = "running"
         elif note := read_retry_note(staging.folder):
-            # Between two attempts the lock is free, and the note says when the next one starts.
             state, live = "waiting", {"note": note}
         elif staging.folder.is_dir():
-            # Work has begun and nobody does it now. The last attempt recorded a failure, or it had no time to record
-            # anything.
+            # The last attempt recorded a failure, or had no time to record anything.
             state = "failed" if last_run.get("state") == "failed" else "interrupted"
         rows.append(
             {
@@ -95,8 +96,7 @@ def _approval_notes(store: Store) -> dict[str, str]:
     notes: dict[str, str] = {}
     for note in waiting(store):
         run = note["run"]
-        # A question names its run and step. The key is in the plan of the run's newest start, because a restart may
-        # have other settings.
+        # The key is in the plan of the run's newest start, because a restart may have other settings.
         plans = _catalog(store).query(PLAN, [run])
         steps = json.loads(plans[0]["steps"] or "[]") if plans else []
         commands = [shell_command("nautile", command, run[:8]) for command in ("approve", "status")]
@@ -173,8 +173,7 @@ def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> dic
         artifact = store.get(artifact_id)
         checked = {artifact.id: store.verify(artifact, remote=remote)}
     else:
-        # A folder whose manifest cannot be read is not in the list of artifacts, and is the one that must be reported.
-        # So all folders are visited, not all artifacts.
+        # A folder whose manifest cannot be read is in no list of artifacts, and is the one that must be reported.
         checked = {}
         for kind, key, number, folder in store.folders():
             damage = _damage(store, kind, key, number, folder, remote)
@@ -216,8 +215,7 @@ def _remedy(store: Store, artifact_id: str) -> str:
         # `KEY.1` is a superseded artifact: no live key depends on it, so it may simply go.
         if "." in artifact_id:
             return "it was replaced: `nautile store gc` removes it"
-        # Without a manifest there is no label to put into the command; a run that needs the key stops and names the
-        # stage.
+        # Without a manifest there is no label to put into the command.
         return "`nautile run CONFIG` names the stage to run again"
     label = artifact.manifest["label"]
     if artifact.manifest["stage"] == ADDED:
@@ -240,8 +238,7 @@ def garbage(
     store.refresh()
     items = find_garbage(store, stale_days=days, rules=rules, unfinished=unfinished, replies=replies)
     if not dry_run:
-        # What could not be removed (a lock was taken in the meantime) is not in the result: the table shows what was
-        # freed.
+        # What could not be removed (a lock was taken in the meantime) is not in the result.
         items = collect(store, items)
         if store.catalog_path.exists():
             Catalog(store).ingest()
@@ -277,7 +274,7 @@ def export(store: Store, table: str, out: Path, overwrite: bool) -> dict[str, in
     if table != "all":
         return {table: catalog.export(table, out, overwrite=overwrite)}
     files = {name: out / f"{name}.parquet" for name in RELATIONS}
-    # All names are checked before the first table is written, so that a refusal leaves no half of an export behind.
+    # A refusal must leave no half of an export behind.
     if existing := [path for path in files.values() if path.exists() and not overwrite]:
         raise ConfigError(f"{existing[0]} exists already: name another folder, or pass --overwrite")
     try:
@@ -324,3 +321,96 @@ def _mirrored(store: Store) -> MirroredStore:
     if not isinstance(store, MirroredStore):
         raise ConfigError(f"the store {store.root} has no remote: set NAUTILE_STORE to a URL (s3://bucket/prefix)")
     return store
+
+
+def explain(store: Store, config: RunConfig, only: str | None = None) -> list[CatalogRow]:
+    """Explain each step, or only the step labelled `only`: one row per step.
+
+    `nearest` is the id of the artifact that the step is compared with; None if the step is in the store, or if the
+    store has no artifact of its stage. `differences` has a line for each value, file or stage version that changes the
+    key, `inputs` a line for each input that does. Raises `ConfigError` for an unknown step.
+    """
+    store.refresh()
+    dag = dag_in(store, config)
+    if only is not None and only not in (labels := [step.label for step in dag]):
+        raise ConfigError(f"no step {only!r}{did_you_mean(only, labels)}; there are {', '.join(labels)}")
+    artifacts = store.list()
+    rows = []
+    for step in dag:
+        if only not in (None, step.label):
+            continue
+        row: CatalogRow = {"label": step.label, "state": "not made", "nearest": None, "differences": [], "inputs": []}
+        rows.append(row)
+        if all(store.find(kind, step.key) for kind in step.outputs):
+            row["state"] = "made"
+            continue
+        earlier = [a for a in artifacts if a.manifest["stage"] == step.stage.name and a.key != step.key]
+        # Reversed, because `min` takes the first of equals: the newest.
+        compared = [(section_differences(step, a), input_differences(step, a), a) for a in reversed(earlier)]
+        if compared:  # the artifact with the fewest differences; ties: first the same step, then the newest
+            row["differences"], row["inputs"], nearest = min(
+                compared, key=lambda c: (len(c[0]), len(c[1]), c[2].manifest["label"] != step.label)
+            )
+            row["nearest"] = nearest.id
+    return rows
+
+
+def section_differences(step: Step, artifact: Artifact) -> list[str]:
+    """Differences in stage version and semantic fields between `artifact` and `step`, a line each."""
+    manifest = artifact.manifest
+    lines = []
+    if manifest["version"] != step.stage.version:
+        lines.append(f"stage {step.stage.name}: version {manifest['version']} -> {step.stage.version}")
+    # Only the fields that are in keys. An operational change is no reason to run again, so it is no answer here.
+    before, after = _flat(key_fields(manifest["config"])), _flat(key_fields(step.section))
+    for name in sorted(before.keys() | after.keys()):
+        values = before.get(name), after.get(name)
+        if values[0] == values[1]:
+            continue
+        # Digests of local files stand in the section; the digits themselves tell nobody anything.
+        if all(KEY.fullmatch(str(value)) for value in values):
+            lines.append(f"{name}: the file's content changed")
+        else:
+            lines.append(f"{name}: {' -> '.join('not set' if value is None else repr(value) for value in values)}")
+    return lines
+
+
+def input_differences(step: Step, artifact: Artifact) -> list[str]:
+    """Differences in inputs between `artifact` and `step`, a line each."""
+    lines = []
+    for name in sorted(artifact.manifest["inputs"].keys() | step.inputs.keys()):
+        before, after = artifact.manifest["inputs"].get(name), step.inputs.get(name)
+        if before != after:
+            ids = (short_id(*full_id.split("/")) if full_id else "none" for full_id in (before, after))
+            lines.append(f"{name}: {' -> '.join(ids)}")
+    return lines
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Flatten nested JSON data: dotted name -> value."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {name: leaf for key, part in items for name, leaf in _flat(part, f"{prefix}.{key}").items()}
+    return {prefix.removeprefix("."): value}
+
+
+def publish_snapshot(store: Store, config: RunConfig, argument: str, step: int | None) -> Artifact:
+    """Publish the checkpoint of training step `step` (None: the newest) that the pretraining of `config` has saved.
+
+    Raises `ConfigError`, with the saved steps, if that step is not saved.
+    """
+    from nautile.flows.selection import Selection, prepare_run
+    from nautile.tasks.engine.attempt import run_stage
+    from nautile.tasks.engine.stage import RunContext
+    from nautile.tasks.snapshot import snapshot
+
+    [pretrain] = prepare_run(config, Selection(only="pretrain"), store, argument).steps
+    folder = store.staging_files(pretrain.key).saved_steps
+    saved = sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
+    if not saved or step not in (None, *saved):
+        available = f"it has {', '.join(map(str, saved))}" if saved else "it is finished, or has not saved any yet"
+        raise ConfigError(f"the pretraining of {argument} has no saved step{f' {step}' if step else ''}: {available}")
+    number = step or saved[-1]
+    context = RunContext(f"snapshot-{uuid.uuid4().hex[:8]}", str(store.root), config=config.name)
+    outputs = run_stage(snapshot, {"of": pretrain.key, "step": number}, pretrain.inputs, context)
+    return store.get(outputs["checkpoint"])

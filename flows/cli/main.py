@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Callable
 from functools import cached_property
@@ -20,15 +21,15 @@ from typer.core import TyperCommand, TyperGroup
 
 from nautile.common.commands import config_words, shell_command
 from nautile.common.errors import ConfigError, Retryable
-from nautile.common.processes import begin_as_usual, give_way, loopback_direct, restart_on_huge_pages
+from nautile.common.files import read_bounded_text
+from nautile.common.processes import begin_as_usual, die_with_parent, give_way, loopback_direct, restart_on_huge_pages
 from nautile.common.text import controls_escaped, visible
-from nautile.flows.cli.many.sweep import sweep
-from nautile.flows.cli.notes import note
 from nautile.flows.cli.operate import approve, dashboard, deploy, down, reconcile, retry, server, up
 from nautile.flows.cli.plan import plan
 from nautile.flows.cli.publish import publish
 from nautile.flows.cli.serve import serve
 from nautile.flows.cli.store import store_app
+from nautile.flows.cli.sweep import sweep
 from nautile.flows.cli.terminal import (
     JSON_VERSION,
     CheckpointArgument,
@@ -45,11 +46,14 @@ from nautile.flows.cli.terminal import (
     the_store,
     unexpected,
 )
-from nautile.flows.cli.watch import logs, runs, status
-from nautile.flows.operate.secret_files import read_secret_files
+from nautile.flows.cli.watch import logs, note, runs, status
 from nautile.flows.uses import COMMANDS, UseCommand
 
 CheckpointRequired = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="An artifact id or a folder.")]
+# Secrets from files, as is usual in containers: NAME_FILE is the path of a file with the value of NAME.
+_SECRET = re.compile(
+    r"(PREFECT_API_AUTH_STRING|PREFECT_SERVER_DATABASE_(CONNECTION_URL|PASSWORD)|HF_TOKEN|\w+_API_KEY)_FILE"
+)
 LONGEST_NAME = 100  # characters in the name of a run
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="A new or empty folder.")]
 
@@ -232,7 +236,7 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint or an export on held-out problems; an export's card records its comparison (--against)."""
     from nautile.configs.load import load
-    from nautile.flows.cli.evaluate import evaluate_folder, evaluation_view
+    from nautile.flows.cli.measure import evaluate_folder, evaluation_view
     from nautile.flows.named import checkpoint_folder
 
     other = None if against is None else checkpoint_folder(against)
@@ -251,8 +255,8 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure prefill and decoding speed of a checkpoint or an ONNX export here, and the size of its state."""
-    from nautile.flows.cli.bench import STREAMS, bench_view
-    from nautile.flows.cli.bench import bench as measure
+    from nautile.flows.cli.measure import STREAMS, bench_view
+    from nautile.flows.cli.measure import bench as measure
     from nautile.flows.named import checkpoint_folder
 
     folders = [checkpoint_folder(name) for name in (checkpoint, against) if name]
@@ -384,9 +388,8 @@ def compare(
 
     Or two runs: settings that differ, paired tests of their scores, last values of their curves, time and cost.
     """
-    from nautile.flows.cli.many.compare import comparison_view, run_comparison_view, runs_named
-    from nautile.flows.sweep.evaluations import check_choices, compare_evaluations
-    from nautile.flows.sweep.runs import compare_runs
+    from nautile.flows.cli.compare import comparison_view, run_comparison_view, runs_named
+    from nautile.flows.sweep.comparisons import check_choices, compare_evaluations, compare_runs
     from nautile.store.catalog import Catalog
 
     store = the_store()
@@ -570,10 +573,32 @@ def _run_command() -> int:
     return 0
 
 
+def read_secret_files() -> None:
+    """Replace each variable NAME_FILE of the environment by NAME with the content of the file.
+
+    Only for known secrets, because other programs have variables that end in _FILE too. Raises `ConfigError` if a file
+    is unreadable, empty or not one line of text, and if both variables are set.
+    """
+    for variable in [name for name in os.environ if _SECRET.fullmatch(name)]:
+        name, path = variable.removesuffix("_FILE"), os.environ[variable]
+        if name in os.environ:
+            raise ConfigError(f"{name} and {variable} are both set: keep one of them")
+        try:
+            value = read_bounded_text(Path(path)).strip()
+        except ConfigError as error:
+            raise ConfigError(f"{variable}: {error}") from None
+        if not value or not value.isprintable():
+            raise ConfigError(f"{variable}: {path} {'is empty' if not value else 'is not one line of text'}")
+        del os.environ[variable]
+        os.environ[name] = value
+
+
 def _fail(message: str, code: int) -> int:
     console_for(stderr=True).print(visible(message), style="red", soft_wrap=True)
     return code
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] and sys.argv[1].isdigit():  # a run of a sweep, which ends with the process of this number
+        die_with_parent(int(sys.argv.pop(1)))
     script()

@@ -135,13 +135,11 @@ def up(
     store, console = the_store(), console_for()
     with console.status("starting") as spinner:
         running = services.up(store, config, port, dashboard_port, spinner.update, host)
-        # A server that the operator has named stays the one that is asked.
         os.environ.setdefault("PREFECT_API_URL", services.url_of(store, "server") or "")
         # Imports Prefect, which reads its settings at import: the address must be set before.
         from nautile.flows.operate.reconcile import reconcile_if_possible
 
-        # A machine that went down left runs that Prefect still shows as running. The start of the services is the
-        # moment to settle them, before somebody wonders.
+        # A machine that went down left runs that Prefect still shows as running.
         for result in reconcile_if_possible(store):
             console.print(result.line(), soft_wrap=True)
     console.print(service_table(running), crop=False)
@@ -183,8 +181,7 @@ def reconcile(as_json: Json = False) -> None:
     if store.root.exists():
         prefect_server.configure_prefect(store)
         with contextlib.ExitStack() as stack:
-            # The server that runs may have lost slots. Only a lost run needs one that has to be started, which takes
-            # seconds.
+            # The server that runs may have lost slots. Only a lost run needs one that has to be started.
             join_server(store)
             if store.lost_runs():  # Prefect still shows these as running, so its server is needed
                 stack.enter_context(console_for(stderr=True).status("connecting to Prefect"))

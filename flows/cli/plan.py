@@ -86,10 +86,14 @@ def plan(
         return
     from nautile.flows.cli.capacity import estimate_markdown, estimate_pretraining, plan_pretraining
     from nautile.flows.dag import pipeline_steps
-    from nautile.flows.forecast import forecast_calls, forecast_lines
-    from nautile.flows.online import ask_online
-    from nautile.flows.readiness import missing_settings, missing_webhook, price_differences, refuse_missing_rows
-    from nautile.flows.reading_forecast import forecast_reading, pack_anew, reading_markdown
+    from nautile.flows.forecast import forecast_calls, forecast_lines, forecast_reading, pack_anew, reading_markdown
+    from nautile.flows.readiness import (
+        ask_online,
+        missing_settings,
+        missing_webhook,
+        price_differences,
+        refuse_missing_rows,
+    )
 
     store, run_config = the_store(), load(config, settings)
     topology = topology or run_config.launch.topology
@@ -148,7 +152,7 @@ def asking_lines(steps: Sequence[Any], answers: Any, command: str) -> list[str]:
         lines = [*listed("refused", answers.refused), *listed("could not be asked", answers.silent)]
         lines += listed("could not be checked", answers.unclear) if answers.unclear else []
         return [*lines, *listed("confirmed", answers.confirmed)]
-    from nautile.flows.online import hub_datasets, remote_endpoints
+    from nautile.flows.readiness import hub_datasets, remote_endpoints
 
     datasets, endpoints = len(hub_datasets(steps)), len(remote_endpoints(steps))
     unknown = [f"the Hub for pinned datasets ({datasets})"] if datasets else []

@@ -4,13 +4,15 @@ import contextlib
 import os
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from nautile.common.errors import ConfigError
-from nautile.flows.cli.terminal import Json, show_as, the_store
+from nautile.common.text import size, visible
+from nautile.flows.cli.terminal import Json, console_for, show_as, the_store
 
 FOLDER = "published"  # in the working folder
 
@@ -50,15 +52,21 @@ def publish(
 
     Needs a token with write access: HF_TOKEN, or `hf auth login`. Files that the repository already has are not sent.
     """
-    from nautile.flows.cli.upload import publish_folder
     from nautile.flows.named import checkpoint_artifact
-    from nautile.flows.operate.hub_upload import HubUploader, RepositoryKind, check_repository, hub_token
-    from nautile.flows.operate.publish import LIBRARIES, documents_of, write_dataset, write_model
+    from nautile.flows.operate.publish import (
+        LIBRARIES,
+        HubUploader,
+        RepositoryKind,
+        check_repository,
+        documents_of,
+        hub_token,
+        write_dataset,
+        write_model,
+    )
 
     repositories: list[tuple[RepositoryKind, str]] = [("model", repository)]
     repositories += [("dataset", dataset)] if dataset else []
-    # All refusals that need no work come first: names, format, token, terminal. Then the folders are written, which
-    # takes minutes, and only then is anything sent.
+    # All refusals that need no work come first; writing the folders takes minutes.
     for _, name in repositories:
         check_repository(name)
     if format_ not in LIBRARIES:
@@ -82,8 +90,7 @@ def publish(
     place = contextlib.nullcontext(FOLDER) if kept else tempfile.TemporaryDirectory(prefix="nautile-publish-")
     with place as parent:
         main = out or Path(parent) / repository.replace("/", "--")
-        # Both folders exist before the first upload: a dataset that cannot be written leaves no model on the Hub that
-        # links to it.
+        # A dataset that cannot be written must leave no model on the Hub that links to it.
         folders = [
             write_model(
                 store, artifact, folder, main, repository, format_, onnx_bits=onnx, license_=license_, dataset=dataset
@@ -101,3 +108,74 @@ def publish(
         ]
     if as_json:
         show_as(results, True, str)
+
+
+def publish_folder(
+    uploader: Any,
+    folder: Path,
+    repository: str,
+    kind: Any,
+    *,
+    private: bool,
+    message: str,
+    yes: bool,
+    quiet: bool,
+    kept: bool,
+) -> dict[str, Any]:
+    """Show the upload plan, and upload after confirmation if files are missing there; returns the result as JSON data.
+
+    `uploader` None: make no request. `quiet`: print nothing. `kept`: the folder stays after the command.
+    """
+    from nautile.flows.operate.publish import UploadPlan, planned_files
+    from nautile.flows.render import relative
+
+    if uploader is None:
+        plan = UploadPlan(repository, kind, folder, planned_files(folder, {}), (), None, private)
+    else:
+        plan = uploader.plan(folder, repository, kind, private)
+    result: dict[str, Any] = {
+        "repository": repository,
+        "kind": kind,
+        "folder": str(folder) if kept else None,
+        "private": plan.private,
+    }
+    result |= {"files": [asdict(file) for file in plan.files], "uploaded": False, "address": None}
+    console = console_for()
+    if not quiet:
+        console.print(upload_view(plan, compared=uploader is not None))
+    if uploader is None:
+        note = f"nothing was uploaded: {relative(folder)} holds what would be published"
+        if not kept:
+            note = "nothing was uploaded or kept: with --out FOLDER the files stay there"
+    elif not plan.to_send:
+        note = f"nothing was uploaded: {repository} already has all of these files"
+    elif yes or typer.confirm(f"Upload {len(plan.to_send)} files to {repository}?"):
+        result |= {"address": uploader.upload(plan, message), "uploaded": True}
+        note = f"published: {result['address']}"
+    else:
+        note = "nothing was uploaded"
+    if not quiet:
+        console.print(note, soft_wrap=True)
+    return result
+
+
+def upload_view(plan: Any, *, compared: bool) -> Any:
+    """The repository, and each file with its size and state. `compared`: the plan was compared with the Hub."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from nautile.flows.render import relative, text_table
+
+    table = text_table("file", "size", "state")
+    for file in plan.files:
+        table.add_row(file.path, size(file.bytes), "unchanged" if file.state == "same" else file.state)
+    existence = ("exists" if plan.head else "will be created") if compared else "not compared with the Hub"
+    total = size(sum(file.bytes for file in plan.to_send))
+    lines = [
+        f"{plan.kind} {plan.repository}: {existence}, {'private' if plan.private else 'PUBLIC'}",
+        f"from {relative(plan.folder)}: {len(plan.to_send)} files to send, {total}",
+    ]
+    if plan.others:
+        names = ", ".join(visible(name, 80) for name in plan.others[:5])
+        lines.append(f"only in the repository, not changed: {names}{', ...' if len(plan.others) > 5 else ''}")
+    return Group(Text("\n".join(lines)), table)

@@ -40,9 +40,8 @@ def serve(
         from nautile.data.tokenizer import tokenizer_for
         from nautile.flows.named import checkpoint_folder
         from nautile.flows.operate.own_page import OwnPageOnly
-        from nautile.flows.serve.http import ServedModel, application
+        from nautile.flows.serve.http import ImpatientProtocol, ServedModel, application, raise_descriptor_limit
         from nautile.flows.serve.protocol import ApiError
-        from nautile.flows.serve.slow_clients import ImpatientProtocol, raise_descriptor_limit
         from nautile.model.compile_cache import enable_compile_cache
         from nautile.model.decoding.engine import Engine
         from nautile.model.runtimes.load import load_runtime
@@ -66,8 +65,7 @@ def serve(
     stops = (tokenizer.im_end, tokenizer.end_of_text)
     engine = Engine(loaded.slots(stops, tokenizer.think_end, slots), queue)
     name = name or checkpoint_name(folder)
-    # Bound before the weights are compiled: an occupied port fails now and not after half a minute, and port 0 has a
-    # number to print.
+    # Bound before the weights are compiled: an occupied port fails now, and port 0 has a number to print.
     listener = listen(host, port)
     address, port = listener.getsockname()[:2]
     # A page of another site must not reach it: its own name may resolve to this machine, which is then the same origin.

@@ -92,8 +92,7 @@ def gc(
         from nautile.configs.load import load
 
         rules = load(config).retention
-    # An option replaces the number of the configuration, but adds to its kinds and pins: what the configuration
-    # protects stays protected.
+    # An option adds to the configuration's kinds and pins: what that protects stays protected.
     rules = RetentionConfig(
         newest=rules.newest if keep_newest is None else keep_newest,
         days=rules.days if keep_days is None else keep_days,
@@ -131,9 +130,8 @@ def snapshot(
     from nautile.configs.load import load
     from nautile.flows.cli import inspect
     from nautile.flows.cli.tables import artifact_table
-    from nautile.flows.snapshot import publish_snapshot
 
-    artifact = publish_snapshot(the_store(), load(config), config, step)
+    artifact = inspect.publish_snapshot(the_store(), load(config), config, step)
     show_as([inspect.row_of(artifact)], as_json, artifact_table)
 
 

@@ -154,7 +154,6 @@ def lineage_tree(rows: list[dict[str, Any]]) -> RenderableType:
     inputs: dict[str, dict[str, dict[str, Any]]] = {}  # id of the reader -> id of the input -> its row
     for row in rows:
         of_reader = inputs.setdefault(row["made"] or "", {})
-        # An artifact that one stage reads by two names is one line.
         earlier = of_reader.get(row["id"])
         of_reader[row["id"]] = row | {"name": f"{earlier['name']} and {row['name']}"} if earlier else row
     root = rows[0]
@@ -172,7 +171,6 @@ def lineage_tree(rows: list[dict[str, Any]]) -> RenderableType:
         if input_row is None:
             branches.pop()
             continue
-        # The tokens of a corpus are read by many stages; each time in full, the tree would be unreadable.
         repeated = input_row["id"] in expanded
         expanded.add(input_row["id"])
         child = branch.add(_lineage_line(input_row, repeated, above))

@@ -59,7 +59,7 @@ RuntimeOption = Annotated[
     typer.Option("--runtime", metavar="RUNTIME", help="jax: for a checkpoint; onnx: for an export --format onnx."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-JSON_VERSION = 1  # of the --json outputs (flows/cli/document/outputs.py): within a version fields are only added
+JSON_VERSION = 1  # of the --json outputs (flows/cli/document.py): within a version fields are only added
 
 
 def show_as(value: Any, as_json: bool, view: Callable[[Any], Any]) -> None:
@@ -107,7 +107,7 @@ def unexpected(error: Exception) -> tuple[str, int]:
 
 def console_for(stderr: bool = False) -> Any:
     """The Rich console of all commands: it interprets no markup, and prints no control character of any text."""
-    from nautile.flows.cli.clean_console import CleanConsole
+    from nautile.flows.render import CleanConsole
 
     return CleanConsole(stderr=stderr, markup=False, emoji=False, highlight=False)
 

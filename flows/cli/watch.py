@@ -48,14 +48,12 @@ def status(
     if (watch and why) or (step and not why):
         raise ConfigError("a step is named with --why, which cannot be combined with --watch")
     store = the_store()
-    # The word may be a run or a configuration; options that only a configuration has decide without a look at the
-    # catalog.
+    # Options that only a configuration has decide without a look at the catalog.
     run = None if why or settings else runs.run_unless_config(store, what)
     if run is not None or not (what or why or settings):
         if watch:
 
             def read() -> list[dict[str, Any]]:
-                # Without a name the display moves on to a newer run; with a name it stays with that one.
                 current = runs.run_unless_config(store, run.run if run and what else None)
                 return runs.step_rows(current) if current else []
 
@@ -77,8 +75,8 @@ def status(
 
     run_config = load(what or "local", settings)
     if why:
+        from nautile.flows.cli.inspect import explain
         from nautile.flows.cli.tables import why_text
-        from nautile.flows.cli.why import explain
 
         show_as(explain(store, run_config, step), as_json, why_text)
         return
@@ -200,3 +198,25 @@ def logs(
     for path in log.item_logs(store):
         notes.print(f"in progress: {path}", style="dim", soft_wrap=True)
         sys.stdout.write(logs.last_lines(path, lines))
+
+
+def note(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, its first digits, or its name.")],
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help='The note; "" removes it.')] = None,
+    tag: Annotated[list[str] | None, typer.Option("--tag", metavar="NAME", help="Add a tag; may be repeated.")] = None,
+    untag: Annotated[list[str] | None, typer.Option("--untag", metavar="NAME", help="Remove a tag.")] = None,
+) -> None:
+    """Write a note about a run, or tag it, for the dashboard's table of runs. Without options: print note and tags."""
+    from rich.text import Text
+
+    from nautile.flows.logs import run_id
+    from nautile.flows.notes import read_note, write_note
+
+    store = the_store()
+    full_id = run_id(store, run)
+    row = read_note(store, full_id)
+    if text is not None or tag or untag:
+        new_text = row["text"] if text is None else text
+        row = write_note(store, full_id, new_text, [*row["tags"], *(tag or ())], untag or [])
+    tags = f" [{', '.join(row['tags'])}]" if row["tags"] else ""
+    console_for().print(Text(f"run {full_id[:8]}{tags}: {row['text'] or 'no note'}"), soft_wrap=True)

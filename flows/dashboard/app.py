@@ -62,14 +62,12 @@ def main() -> None:
             st.rerun()  # a run has begun or ended: redraw the sidebar as well, which is not part of the fragment
 
     def page(address: str) -> st.Page:
-        # Streamlit runs this script again for each click, and a fragment alone at its interval. Each draw opens the
-        # catalog once.
+        # A fragment is redrawn alone at its interval. Each draw opens the catalog once.
         @shared.one_connection()
         def redraw() -> None:
             watch()
             PAGES[address].draw(shared.chosen_run(run))
 
-        # Only the page is redrawn on its own; the sidebar keeps the reader's place.
         fragment = st.fragment(redraw, run_every=interval_s if live else None)
         return st.Page(fragment, title=PAGES[address].title, url_path=address, default=address == "overview")
 

@@ -27,8 +27,7 @@ _SETTINGS = {
 
 def arguments(host: str, port: int) -> list[str]:
     """Streamlit's command line. Raises `ConfigError` if the address is not available."""
-    # Opened and closed, because Streamlit would search for the next free port without a word, and the address printed
-    # before would be wrong.
+    # Streamlit would search for the next free port without a word.
     listen(host, port).close()
     settings = _SETTINGS | {"server.address": host, "server.port": str(port)}
     return [
@@ -39,6 +38,5 @@ def arguments(host: str, port: int) -> list[str]:
 
 def serve(command: list[str]) -> None:
     """Replace this process with the Streamlit server of `arguments`; does not return."""
-    # Replaced and not started: the process that `nautile up` has recorded is then the server itself, and signals reach
-    # it.
+    # The process that `nautile up` has recorded is then the server itself, and signals reach it.
     os.execv(command[0], command)

@@ -4,11 +4,8 @@ import pkgutil
 from collections.abc import Callable
 from typing import NamedTuple
 
-from nautile.flows.dashboard.artifacts import lineage, storage
-from nautile.flows.dashboard.evaluation import evaluations
-from nautile.flows.dashboard.runs import compare, logs, overview, system
+from nautile.flows.dashboard import artifacts, compare, curves, evaluations, overview, samples, system
 from nautile.flows.dashboard.shared import ChosenRun
-from nautile.flows.dashboard.training import curves, distillation, samples
 from nautile.flows.uses import PAGES as PAGES_OF_USES
 
 
@@ -23,16 +20,16 @@ class Page(NamedTuple):
 PAGES = {  # address -> page
     "overview": Page("Runs", "Overview", overview.page),
     "compare": Page("Runs", "Compare", compare.page),
-    "logs": Page("Runs", "Logs", logs.page),
-    "system": Page("Runs", "System", system.page),
+    "logs": Page("Runs", "Logs", system.system),
+    "system": Page("Runs", "System", system.system),
     "training": Page("Training", "Training", curves.training),
     "samples": Page("Training", "Training samples", samples.training_samples),
     "reinforcement": Page("Training", "Reinforcement", curves.reinforcement),
     "rollouts": Page("Training", "Rollouts and traces", samples.rollouts),
-    "distillation": Page("Training", "Distillation", distillation.page),
+    "distillation": Page("Training", "Distillation", samples.distillation),
     "evaluations": Page("Evaluation", "Evaluations", evaluations.page),
-    "lineage": Page("Artifacts", "Lineage", lineage.page),
-    "storage": Page("Artifacts", "Storage", storage.page),
+    "lineage": Page("Artifacts", "Lineage", artifacts.lineage),
+    "storage": Page("Artifacts", "Storage", artifacts.storage),
 }
 
 

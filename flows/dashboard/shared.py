@@ -120,7 +120,6 @@ def query(sql: str, *parameters: Any, files: bool = False) -> list[CatalogRow]:
         st.info("The catalog is being written to; this page will try again.")
     except ConfigError as error:
         st.error(escaped(str(error)))
-    # The rest of the page has nothing to draw from. The next redraw begins anew.
     st.stop()
 
 
@@ -248,10 +247,14 @@ def use_page(chosen: ChosenRun | None, stage: str, kind: str, title: str, made_b
     return artifact
 
 
+def facts_of(executions: Sequence[str]) -> list[tuple[CatalogRow, dict[str, Any]]]:
+    """The artifacts of executions, oldest first, each with the facts of its manifest."""
+    return [(row, json.loads(row["facts"])) for row in query(queries.ARTIFACTS_OF, list(executions))]
+
+
 def artifact_facts(artifact: CatalogRow) -> dict[str, Any]:
     """The facts of an artifact's manifest, from the catalog."""
-    [row] = [row for row in query(queries.ARTIFACTS_OF, [artifact["execution"]]) if row["kind"] == artifact["kind"]]
-    return json.loads(row["facts"]) if isinstance(row["facts"], str) else row["facts"]
+    return next(facts for row, facts in facts_of([artifact["execution"]]) if row["kind"] == artifact["kind"])
 
 
 def nested(value: Any, *names: str) -> Any:

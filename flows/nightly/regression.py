@@ -16,7 +16,7 @@ from nautile.common.text import fenced, visible
 from nautile.evals.scoring.comparison import comparison_table
 from nautile.evals.tables.results import to_markdown
 from nautile.flows.operate.automations import sent_before_the_end
-from nautile.flows.sweep.evaluations import compare_evaluations
+from nautile.flows.sweep.comparisons import compare_evaluations
 from nautile.store.mirror import open_store
 
 MAX_SAMPLES, MAX_CHARACTERS = 10, 600  # what a page in Prefect shows comfortably; the command shows the rest

@@ -159,10 +159,8 @@ def ask(
     new_state: Any = Suspended if suspend else Paused
     # Another key each time: Prefect refuses one that was used, and does not forget those of a run that is retried.
     pause_key = f"{slug(key)}-{uuid4().hex}"
-    # Prefect ends the wait itself after `timeout_seconds`: the server sets the run to Failed, also when this process is
-    # gone.
+    # After `timeout_seconds` the server sets the run to Failed, also when this process is gone.
     state: State[Any] = new_state(timeout_seconds=round(patience.total_seconds()), pause_key=pause_key, message=message)
-    # The keys under which Prefect's page finds the form of this pause.
     keyset = keyset_from_paused_state(state)
     state.state_details.run_input_keyset = dict(keyset.items())
     note = store.questions / f"{UUID(run_id)}.json"
@@ -187,7 +185,6 @@ def ask(
         fields: dict[str, Any] = {"run": run_id, "label": label, "message": message, "since": now(), "host": host()}
         fields |= {"api": get_current_settings().api.url, "pid": None if suspend else os.getpid()}
         write_json(note, fields)
-        # Ends this process. A new one comes here when the run is resumed.
         if suspend:
             end_of_heartbeats(run_id)
             raise Pause(state=answer.state)
@@ -238,8 +235,7 @@ def _await_answer(client: SyncPrefectClient, run_id: UUID, key: str, label: str,
                 "it again"
             ) from None
         except httpx.HTTPError as error:
-            # The server may restart while somebody thinks about the question; only an answer, or the server's own time
-            # limit, ends the wait.
+            # The server may restart while somebody thinks about the question.
             logger.warning("the server did not answer whether %s is approved: %s", label, error)
             continue
         if state is None or state.is_paused():

@@ -4,24 +4,57 @@ Without a pool this process serves them: Prefect starts each flow run as a child
 parallel, so that a run that waits (for an approval, for a slot) does not block others; `[resources]` limits how many of
 their steps run in parallel, by default one per resource. With a pool they are only registered for workers, which start
 the flow runs, possibly on other machines. `prefect.yaml` does the same for `prefect deploy --all`.
+
+Beside the flow runs that it starts, the process
+
+- keeps what an operator has changed in Prefect's page: a restart declares only what the configuration has changed since
+  the last declaration, which a variable on the server records;
+- drops the scheduled runs that were missed while it was off, except the newest;
+- looks for cancelled runs: Prefect's own watch, a subscription to events, misses those that are cancelled while it
+  connects again to a server that was restarted;
+- goes on polling for runs while the server is away: Prefect's loop ends after some minutes of that, and with it the
+  process and all runs at work;
+- declares everything again on a server with a new database, which knows nothing of its deployments;
+- settles what dead processes leave: runs, their tasks and their slots (`flows.operate.reconcile`).
 """
 
 import asyncio
 import logging
 import os
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Self
 from uuid import UUID
 
+import httpx
 from prefect.client.orchestration import PrefectClient, get_client
-from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy, WorkPool
+from prefect.client.schemas.actions import DeploymentScheduleCreate, VariableCreate, VariableUpdate
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterNextScheduledStartTime,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import (
+    ConcurrencyLimitConfig,
+    ConcurrencyLimitStrategy,
+    FlowRun,
+    StateType,
+    WorkPool,
+)
 from prefect.client.schemas.schedules import CronSchedule
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments.runner import RunnerDeployment
+from prefect.events import DeploymentEventTrigger
 from prefect.exceptions import ObjectNotFound
 from prefect.flows import Flow
 from prefect.runner import Runner
 from prefect.server.schemas import schedules as server_schedules
+from prefect.states import Cancelled
 from prefect.types.entrypoint import EntrypointType
 from prefect.utilities.schema_tools import ValidationError as SchemaMismatch
 from prefect.utilities.schema_tools import validate
@@ -39,12 +72,235 @@ from nautile.flows.dag import steps_of
 from nautile.flows.forms import SERVED_BY
 from nautile.flows.nightly.evaluation import evaluation
 from nautile.flows.nightly.regression import regression
-from nautile.flows.operate import automations, concurrency, serving
+from nautile.flows.operate import automations, concurrency, services
 from nautile.flows.operate.automations import TAG
+from nautile.flows.operate.reconcile import settle_runs
 from nautile.flows.pipeline import pipeline
 from nautile.store.mirror import open_store
 
 log = logging.getLogger(__name__)
+
+CANCELLED_S = 5.0  # between two looks for cancelled runs
+SETTLE_EVERY = 12  # of these looks, one also looks for what dead processes have left
+SCHEDULE = "nautile"  # slug of the schedule that the configuration declares
+_MOST = 200  # runs of a request
+
+
+class Declared:
+    """What was declared last on a server for a configuration: the limits, and the schedules by flow."""
+
+    def __init__(self, config: str) -> None:
+        self._name = services.declaration(config)
+        self.known = False
+        self.limits: dict[str, int] = {}
+        self.schedules: dict[str, list[Any]] = {}
+
+    async def read(self, client: PrefectClient) -> "Declared":
+        """Read it from the server's variable; empty if nothing was declared yet."""
+        variable = await client.read_variable_by_name(self._name)
+        self.known = variable is not None
+        if variable is not None and isinstance(variable.value, dict):
+            self.limits = dict(variable.value.get("limits", {}))
+            self.schedules = dict(variable.value.get("schedules", {}))
+        return self
+
+    async def write(self, client: PrefectClient, limits: Mapping[str, int], schedules: dict[str, list[Any]]) -> None:
+        """Record what is declared now."""
+        value: Any = {"limits": dict(limits), "schedules": schedules}
+        if self.known:
+            await client.update_variable(VariableUpdate(name=self._name, value=value))
+        else:
+            await client.create_variable(VariableCreate(name=self._name, value=value))
+
+
+def times_of(schedules: Sequence[Any]) -> list[Any]:
+    """The cron expression and the time zone of each schedule, as JSON data."""
+    return [[getattr(entry.schedule, "cron", None), getattr(entry.schedule, "timezone", None)] for entry in schedules]
+
+
+async def keep_changes(client: PrefectClient, entry: RunnerDeployment, before: list[Any] | None) -> None:
+    """Let a deployment that is registered again keep its schedules, and what is paused or switched off.
+
+    `before`: the schedules that were declared for it last (`times_of`); None if that is not known. If the configuration
+    has others now, these replace them, and stay paused if those were.
+    """
+    own: list[Any] = [
+        schedule.model_copy(update={"slug": SCHEDULE if not number else f"{SCHEDULE}-{number}"})
+        for number, schedule in enumerate(entry.schedules or [])
+    ]
+    entry.schedules = own
+    try:
+        known = await client.read_deployment_by_name(f"{entry.flow_name}/{entry.name}")
+    except ObjectNotFound:
+        return
+    entry.paused = known.paused
+    for trigger in entry.triggers:  # it is made again, and stays off if the operator has switched it off
+        if isinstance(trigger, DeploymentEventTrigger) and trigger.name:
+            automations = await client.read_automations_by_name(trigger.name)
+            trigger.enabled = all(automation.enabled for automation in automations)
+    times, existing = times_of(own), list(known.schedules)
+    unchanged = times == before if before is not None else all(time in times_of(existing) for time in times)
+    if not unchanged:
+        replaced = [old for old in existing if (old.slug or "").startswith(SCHEDULE)]
+        for old in replaced:
+            await client.delete_deployment_schedule(known.id, old.id)
+        existing = [old for old in existing if old not in replaced]
+        active = all(old.active for old in replaced)
+        own = [schedule.model_copy(update={"active": active}) for schedule in own]
+    else:
+        own = []
+    # All of them: the server removes those that an update does not name.
+    kept = [
+        DeploymentScheduleCreate(
+            schedule=old.schedule,
+            active=old.active,
+            max_scheduled_runs=old.max_scheduled_runs,
+            parameters=old.parameters,
+            slug=old.slug,
+        )
+        for old in existing
+    ]
+    entry.schedules = [*kept, *own]
+
+
+async def drop_missed(client: PrefectClient, deployments: Sequence[UUID]) -> list[FlowRun]:
+    """Cancel the scheduled runs whose time has passed, except the newest of each deployment; returns them.
+
+    Call it before the runs of these deployments are started.
+    """
+    missed = FlowRunFilter(
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
+        next_scheduled_start_time=FlowRunFilterNextScheduledStartTime.model_validate({"before_": datetime.now(UTC)}),
+    )
+    of_these = DeploymentFilter(id=DeploymentFilterId(any_=list(deployments)))
+    runs: list[FlowRun] = []
+    while True:
+        page = await client.read_flow_runs(
+            flow_run_filter=missed,
+            deployment_filter=of_these,
+            sort=FlowRunSort.NEXT_SCHEDULED_START_TIME_ASC,
+            limit=_MOST,
+            offset=len(runs),
+        )
+        runs += page
+        if len(page) < _MOST:
+            break
+    by_deployment: dict[UUID | None, list[FlowRun]] = defaultdict(list)
+    for run in runs:
+        if run.auto_scheduled:
+            by_deployment[run.deployment_id].append(run)
+    dropped = [run for waiting in by_deployment.values() for run in waiting[:-1]]
+    for run in dropped:
+        message = "Its time passed while nothing served its deployment; a later one of its schedule runs."
+        await client.set_flow_run_state(run.id, Cancelled(message=message))
+    return dropped
+
+
+async def if_forgotten(config: str, declare_all: Callable[[], Awaitable[object]]) -> None:
+    """Declare everything again if the server knows nothing of it, as one with a new database.
+
+    Its answer to the question which runs are due is "none", for ever, so that no schedule and no form would work.
+    """
+    async with get_client() as client:
+        forgotten = not (await Declared(config).read(client)).known
+    if forgotten:
+        log.warning("the server knows nothing of the deployments of %s, as after a reset: declared again", config)
+        await declare_all()
+
+
+class RunsAtWork:
+    """The flow runs of this process. Each is ended once, whoever notices first that it is to be cancelled."""
+
+    def __init__(self) -> None:
+        self.ids: set[UUID] = set()
+        self._told: set[UUID] = set()
+        self._end: Callable[[UUID], None] | None = None
+
+    def learn_from(self, observer: Any) -> None:
+        """Follow Prefect's own watch: it is told of each run that begins or ends, and hears of cancellations.
+
+        By a subscription, which ends for good when a server ends in order, misses what happens before it is connected
+        again after a server that was killed, and tells of neither. Hence `find_cancelled`.
+        """
+        begun, gone, self._end = (
+            observer.add_in_flight_flow_run_id,
+            observer.remove_in_flight_flow_run_id,
+            observer.on_cancelling,
+        )
+
+        def add_in_flight_flow_run_id(run: UUID) -> None:
+            self.ids.add(run)
+            begun(run)
+
+        def remove_in_flight_flow_run_id(run: UUID) -> None:
+            self.ids.discard(run)
+            self._told.discard(run)  # its retry has the same id
+            gone(run)
+
+        observer.add_in_flight_flow_run_id = add_in_flight_flow_run_id
+        observer.remove_in_flight_flow_run_id = remove_in_flight_flow_run_id
+        observer.on_cancelling = self.end
+
+    def end(self, run: UUID) -> None:
+        """End a run that is to be cancelled; not again, if that was asked before."""
+        if run not in self._told and self._end is not None:
+            self._told.add(run)
+            self._end(run)
+
+    async def find_cancelled(self) -> None:
+        """Ask the server for runs of this process that are to be cancelled, and end them."""
+        if not self.ids:
+            return
+        cancelling = FlowRunFilter(
+            id=FlowRunFilterId(any_=list(self.ids)),
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING])),
+        )
+        async with get_client() as client:
+            for run in await client.read_flow_runs(flow_run_filter=cancelling):
+                self.end(run.id)
+
+
+async def tend(at_work: RunsAtWork, look_after: Callable[[], Awaitable[object]]) -> None:
+    """Look for cancelled runs and for dead processes, until cancelled. An error ends only the look it happens in.
+
+    `look_after` is called each minute, too.
+    """
+    looks = 0
+    while True:
+        await asyncio.sleep(CANCELLED_S)
+        looks += 1
+        try:
+            await at_work.find_cancelled()
+            if looks % SETTLE_EVERY == 1:  # also at once, after a machine or this process has died
+                await look_after()
+                await asyncio.to_thread(_settle)
+        except Exception as error:  # the server is away, or restarts
+            log.debug("looking after the runs failed, and is tried again: %s", error)
+
+
+def poll_for_ever() -> None:
+    """Let this process find no runs that are due where the server does not answer.
+
+    Prefect's loop would count each such answer towards its end.
+    """
+    ask = PrefectClient.get_scheduled_flow_runs_for_deployments
+
+    async def patient(self: PrefectClient, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await ask(self, *args, **kwargs)
+        except httpx.HTTPError as error:
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
+                raise
+            log.warning("the server does not say which runs are due, and is asked again: %s", error)
+            return []
+
+    PrefectClient.get_scheduled_flow_runs_for_deployments = patient  # type: ignore[assignment,method-assign]
+
+
+def _settle() -> None:
+    for result in settle_runs(open_store()):
+        log.warning("%s", result.line())
+
 
 POOL = DeployConfig().pool
 POOL_TYPES = {"process": "process", "kubernetes": "kubernetes", "cloud": "cloud-run-v2:push"}
@@ -183,7 +439,7 @@ def declare(config: str) -> dict[str, Any]:
     async def declare_limits(run_config: RunConfig) -> None:
         limits = step_limits(run_config, None)
         async with get_client() as client:
-            declared = await serving.Declared(run_config.name).read(client)
+            declared = await Declared(run_config.name).read(client)
             await prepare(limits, declared.limits)
             await declared.write(client, limits, declared.schedules)
 
@@ -213,7 +469,7 @@ class _Runner(Runner):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.at_work = serving.RunsAtWork()
+        self.at_work = RunsAtWork()
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
@@ -232,15 +488,14 @@ class _Runner(Runner):
 async def _serve(
     config: str, served: Callable[[], list[RunnerDeployment]], limits: dict[str, int], runs: int, niceness: int
 ) -> None:
-    # `pause_on_shutdown=False`: Prefect would switch the schedules off when this process stops, and they would stay off
-    # after a restart.
+    # `pause_on_shutdown=False`: Prefect would switch the schedules off when this process stops.
     runner = _Runner(name=f"nautile-{config}", limit=runs, pause_on_shutdown=False)
 
     async def declare_all() -> list[UUID]:
         # In a thread: Prefect makes coroutines of them in one with an event loop.
         entries = await asyncio.to_thread(served)
         async with get_client() as client:
-            declared = await serving.Declared(config).read(client)
+            declared = await Declared(config).read(client)
             await prepare(limits, declared.limits)
             times = await _keep_changes(client, entries, declared)
             ids = [await runner.aadd_deployment(entry) for entry in entries]
@@ -249,12 +504,12 @@ async def _serve(
 
     ids = await declare_all()
     async with get_client() as client:
-        for run in await serving.drop_missed(client, ids):
+        for run in await drop_missed(client, ids):
             log.warning("the scheduled run %s was missed, and is left out", run.name)
     give_way(niceness)  # the flow runs that it starts inherit it
     log.info("serving %d deployments, at most %d runs at once; steps at work: %s", len(ids), runs, limits)
-    serving.poll_for_ever()
-    tending = asyncio.create_task(serving.tend(runner.at_work, lambda: serving.if_forgotten(config, declare_all)))
+    poll_for_ever()
+    tending = asyncio.create_task(tend(runner.at_work, lambda: if_forgotten(config, declare_all)))
     try:
         await runner.start()
     finally:
@@ -262,14 +517,14 @@ async def _serve(
 
 
 async def _keep_changes(
-    client: PrefectClient, entries: list[RunnerDeployment], declared: serving.Declared
+    client: PrefectClient, entries: list[RunnerDeployment], declared: Declared
 ) -> dict[str, list[Any]]:
-    """`serving.keep_changes` for all of them; returns the schedules that the configuration declares now, by flow."""
+    """`keep_changes` for all of them; returns the schedules that the configuration declares now, by flow."""
     times = {}
     for entry in entries:
         flow = part_of(entry)
-        times[flow] = serving.times_of(entry.schedules or [])
-        await serving.keep_changes(client, entry, declared.schedules.get(flow))
+        times[flow] = times_of(entry.schedules or [])
+        await keep_changes(client, entry, declared.schedules.get(flow))
     return times
 
 
@@ -280,8 +535,7 @@ async def _register(
     limits: dict[str, int],
     environment: dict[str, str],
 ) -> str:
-    # All pools and variables are checked before anything is registered, so that a mistake in one leaves no half of a
-    # deployment.
+    # Checked before anything is registered, so that a mistake in one leaves no half of a deployment.
     pools: dict[str, WorkPool] = {}
     async with get_client() as client:
         for name in sorted({deploy.pool for _, deploy in entries}):
@@ -301,7 +555,7 @@ async def _register(
         except SchemaMismatch as error:
             raise ConfigError(f"deploy.{part_of(entry)}.job_variables: work pool {pool.name!r}: {error}") from None
     async with get_client() as client:
-        declared = await serving.Declared(config).read(client)
+        declared = await Declared(config).read(client)
         await prepare(limits, declared.limits)
         times = await _keep_changes(client, [entry for entry, _ in entries], declared)
         for entry, _ in entries:

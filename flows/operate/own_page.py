@@ -73,8 +73,7 @@ class OwnPageOnly:
         """The status and the reason to refuse a request with; None if it is allowed."""
         headers = Headers(scope=scope)
         host, origin, site = (headers.get(name) for name in ("host", "origin", "sec-fetch-site"))
-        # DNS rebinding: a foreign page's own name suddenly resolves to 127.0.0.1. To the browser that is the same
-        # origin, so no other header gives it away.
+        # DNS rebinding: to the browser it is the same origin, so no other header gives it away.
         try:
             name = urlsplit(f"//{host or ''}").hostname or ""
         except ValueError:  # an unclosed bracket
@@ -88,7 +87,6 @@ class OwnPageOnly:
         elif site not in (None, "none", "same-origin"):
             # Without `Origin`: a GET. `Sec-Fetch-Site` says whether a page of another site has caused it; older
             # browsers and programs send neither.
-            # A link from another site to the server's page is allowed.
             navigation = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
             if not (navigation and scope.get("method") in _READS):
                 return 403, "a page of another origin has no access to this server"

@@ -16,8 +16,7 @@ from nautile.common.retry import Backoff, retry
 if TYPE_CHECKING:
     import httpx
 
-# SQLite under load: Prefect answers 503 while a long transaction holds its database. More than half a minute of that is
-# another problem.
+# SQLite under load: Prefect answers 503 while a long transaction holds its database.
 LOCKED = Backoff(give_up_s=30.0, first_s=0.2, longest_s=5.0)
 _CLIENT_ID = str(uuid4())  # a CSRF token is valid only for the client that requested it
 

@@ -93,8 +93,7 @@ def approve(store: Store, run: str, api: str | None) -> dict[str, Any]:
     matches = [note for note in waiting(store) if run and note["run"].startswith(run)]
     if len(matches) > 1:
         raise ConfigError(f"{len(matches)} waiting runs begin with {run!r}: give more digits")
-    # A run of another store has no note here; with its full id, the server of PREFECT_API_URL can be asked all the
-    # same.
+    # A run of another store has no note here; with its full id, the server of PREFECT_API_URL can be asked.
     note: dict[str, Any] = matches[0] if matches else {"run": run, "api": api, "label": "", "message": ""}
     try:
         UUID(note["run"])

@@ -198,7 +198,6 @@ def slots() -> Iterator[Reconciled]:
             call("POST", api, "/v2/concurrency_limits/decrement", json=body, timeout=30.0).raise_for_status()
             yield Reconciled("slot", name, f"{count} held by no step; free again")
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        # What is to be done with files needs no server.
         yield Reconciled("slots", api, f"not checked, because the server does not answer: {visible(str(error), 200)}")
 
 

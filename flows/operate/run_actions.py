@@ -26,8 +26,7 @@ def server_beside(store: Store) -> str | None:
     """The API of the server that `up` started together with this process as its dashboard; None in other processes."""
     by_name = {service.name: service for service in services.services(store)}
     dashboard, server = by_name.get("dashboard"), by_name.get("server")
-    # `os.getpid()`: the page runs inside the recorded dashboard itself. A second dashboard, perhaps on a public
-    # address, is another process.
+    # The page runs inside the recorded dashboard. A second one, perhaps on a public address, is another process.
     if not dashboard or not server or dashboard.pid != os.getpid() or not (dashboard.alive() and server.alive()):
         return None
     services.use_login(store)

@@ -1,15 +1,21 @@
 """The HTTP API of `nautile serve`: OpenAI's routes over one decoding engine.
 
 Everything here runs in one event loop, and what takes long in threads, so that `/health` answers at once whatever the
-others ask. When a client disconnects, its samples are cancelled. Request bodies must have the content type JSON, so
-that web pages cannot post to a loopback server without a CORS preflight.
+others ask: the bridge puts requests into the engine's queue, and routes its events, which come once per step, back to
+them. When a client disconnects, its samples are cancelled. Request bodies must have the content type JSON, so that web
+pages cannot post to a loopback server without a CORS preflight. `GET /metrics` is in Prometheus' text format.
+
+uvicorn closes an idle connection only after a response: one that never sends a request, or sends it byte by byte
+(slowloris), would stay open forever, so that the protocol here has a time limit for the arrival of a request.
 """
 
 import asyncio
 import contextlib
 import hmac
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+import resource
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +23,14 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from fastapi.routing import APIRoute
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from starlette.exceptions import HTTPException as StarletteError
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from nautile.common.errors import ConfigError
 from nautile.data.tokenizer import Tokenizer
-from nautile.flows.serve import documented as bodies
-from nautile.flows.serve.documented import described, documented
-from nautile.flows.serve.engine_bridge import EngineBridge, RequestEvents
-from nautile.flows.serve.metrics import CLIENT_CLOSED_REQUEST, MeasuredRequests, ServerMetrics
+from nautile.flows.serve import protocol as bodies
 from nautile.flows.serve.protocol import (
     ApiError,
     ChatCompletionRequest,
@@ -32,13 +38,218 @@ from nautile.flows.serve.protocol import (
     DetokenizeRequest,
     SamplingRequest,
     TokenizeRequest,
+    described,
+    documented,
     invalid_request,
 )
-from nautile.flows.serve.response_format import constraint_for
-from nautile.flows.serve.responses import ChatCompletionResponse, CompletionResponse, ResponseBuilder
+from nautile.flows.serve.responses import ChatCompletionResponse, CompletionResponse, ResponseBuilder, constraint_for
 from nautile.flows.serve.token_stream import StreamedText, bytes_of
 from nautile.model.decoding.engine import Engine
-from nautile.model.decoding.slots import Chunk, PromptScores, RequestFailed
+from nautile.model.decoding.requests import (
+    Chunk,
+    DecodeRequest,
+    EngineEvent,
+    EngineStopped,
+    Handle,
+    PromptScores,
+    QueueFull,
+    RequestFailed,
+)
+
+
+class EngineBridge:
+    """Submits the samples of HTTP requests to the engine, and routes its events back to them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._receivers: dict[Handle, tuple[RequestEvents, int]] = {}
+
+    def start(self) -> None:
+        """Start the engine, whose events are delivered to the running event loop."""
+        loop = asyncio.get_running_loop()
+        self._engine.start(lambda events: loop.call_soon_threadsafe(self._dispatch, events))
+
+    def check_samples(self, count: int) -> None:
+        """Raise `ApiError` 400 for more samples than can wait; 429 would tell the client to try the same again.
+
+        Call it before the samples are built: a body of a few MiB can ask for a hundred million of them.
+        """
+        if count > self._engine.queue:
+            message = f"n: {count} samples exceed the queue of {self._engine.queue}: send several requests"
+            raise ApiError(400, message, "n")
+
+    def submit(self, requests: list[DecodeRequest]) -> "RequestEvents":
+        """Queue all samples of an HTTP request.
+
+        Raises `ApiError`: 429 if the queue is full, 503 if the engine has stopped, 400 for invalid or too many samples.
+        """
+        self.check_samples(len(requests))
+        try:
+            handles = self._engine.submit(requests)
+        except QueueFull as error:
+            headers = {"Retry-After": str(error.retry_after)}
+            raise ApiError(429, str(error), code="queue_full", headers=headers) from None
+        except EngineStopped as error:
+            raise ApiError(503, str(error), code="unavailable") from None
+        except ConfigError as error:
+            raise ApiError(400, str(error)) from None
+        events = RequestEvents(self, handles)
+        # The engine may have answered already, but its events arrive through this event loop, which is busy here.
+        self._receivers |= {handle: (events, index) for index, handle in enumerate(handles)}
+        return events
+
+    def cancel(self, handles: list[Handle]) -> None:
+        """Cancel these samples and ignore their remaining events. Finished samples are allowed."""
+        # Forgotten first: events that are on their way then find no receiver.
+        unfinished = [handle for handle in handles if self._receivers.pop(handle, None)]
+        if unfinished:
+            self._engine.cancel(unfinished)
+
+    def _dispatch(self, events: list[tuple[Handle, EngineEvent]]) -> None:
+        for handle, event in events:
+            if handle in self._receivers:
+                receiver, index = self._receivers[handle]
+                receiver.queue.put_nowait((index, event))
+
+
+class RequestEvents:
+    """Queue of (index, event): the engine's events for the samples of one HTTP request."""
+
+    def __init__(self, bridge: EngineBridge, handles: list[Handle]) -> None:
+        self._bridge, self._handles = bridge, handles
+        self.queue: asyncio.Queue[tuple[int, EngineEvent]] = asyncio.Queue()
+
+    def close(self) -> None:
+        """Cancel all samples that are not finished."""
+        self._bridge.cancel(self._handles)
+
+    def cancel(self, index: int) -> None:
+        """Cancel one sample."""
+        self._bridge.cancel([self._handles[index]])
+
+
+# From a refused request (10 ms) to a long reasoning on a slow machine (two minutes).
+BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+CLIENT_CLOSED_REQUEST = 499  # only for metrics: the client has disconnected
+_MEASURED = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+
+Message = MutableMapping[str, Any]
+Application = Callable[[Message, Any, Any], Awaitable[None]]
+
+
+class ServerMetrics:
+    """The metrics of one server. Those of the engine are read when the metrics are requested."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        labels = ["route", "status"]
+        self.requests = Counter("nautile_requests", "Requests by route and status.", labels, registry=self._registry)
+        self.seconds = Histogram(
+            "nautile_request_seconds",
+            "Seconds from a request's head to the end of its response.",
+            ["route"],
+            buckets=BUCKETS_S,
+            registry=self._registry,
+        )
+        self.prompt_tokens = Counter("nautile_prompt_tokens", "Tokens of prompts.", registry=self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """The current metrics of the engine; called by the registry."""
+        engine = self._engine
+        busy, waiting = engine.load()
+        for name, text, value in (
+            ("slots", "Completions that can be generated at the same time.", engine.capacity),
+            ("slots_busy", "Completions that are being generated.", busy),
+            ("queue_limit", "Completions that may wait.", engine.queue),
+            ("queue_waiting", "Completions that wait for a slot.", waiting),
+            ("ready", "1 once the programs are compiled, 0 before and after a failure.", engine.ready.is_set()),
+        ):
+            gauge = 0 if name == "ready" and engine.failure else value
+            yield GaugeMetricFamily(f"nautile_{name}", text, float(gauge))
+        yield CounterMetricFamily("nautile_generated_tokens", "Tokens that were generated.", float(engine.tokens))
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class MeasuredRequests:
+    """ASGI middleware that counts requests and measures the time until the end of their responses, streams included."""
+
+    def __init__(self, app: Application, metrics: ServerMetrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun, status = time.perf_counter(), 500
+
+        async def observed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, observed)
+        finally:
+            # Unknown paths share one label, so that clients cannot create any number of time series.
+            route = getattr(scope.get("route"), "path", "other")
+            self._metrics.requests.labels(route, status).inc()
+            if route in _MEASURED:
+                self._metrics.seconds.labels(route).observe(time.perf_counter() - begun)
+
+
+REQUEST_S = 60.0  # from the connection, or the last response, to the end of a request; 4 MiB take that at 70 kB/s
+CONNECTIONS = 16_384  # file descriptors that the server needs at most
+
+
+class ImpatientProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 protocol with a time limit for the arrival of each request.
+
+    There is no limit for the processing of a request, or for the client to read the response. uvicorn limits the head
+    of a request to 64 KiB.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Start the time limit of the first request."""
+        super().connection_made(transport)
+        self._start_timer()
+
+    def on_response_complete(self) -> None:
+        """Start the time limit of the next request."""
+        super().on_response_complete()
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the time limit."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def _start_timer(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(REQUEST_S, self._close_unless_arrived)
+
+    def _close_unless_arrived(self) -> None:
+        # `cycle` is a request whose head has arrived; `more_body` is True until the end of its body has arrived.
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+            self.transport.abort()
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the limit of open files up to `CONNECTIONS`, as far as the system allows: many shells set it to 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = CONNECTIONS if hard == resource.RLIM_INFINITY else min(CONNECTIONS, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
 
 MAX_BODY_BYTES = 4 * 2**20  # hundreds of times the context as text; the list of tokens of a harness fits as well
 MOST_MEMBERS = 64  # of an object of a request, but for a schema's and metadata's; each wrong one is an error in memory
@@ -190,8 +401,7 @@ def application(served: ServedModel) -> FastAPI:
     @api.post("/tokenize", responses=documented(bodies.TokenizeResponse, *_BODY_ERRORS, 404))
     async def tokenize(request: TokenizeRequest) -> Response:
         _served_name(request.model, served)
-        # A prompt that is exactly the name of a special token gives its id, as harnesses expect. In a longer prompt the
-        # name is ordinary text.
+        # A prompt that is exactly the name of a special token gives its id, as harnesses expect.
         special = tokenizer.specials.get(request.prompt)
         ids = await asyncio.to_thread(tokenizer.encode, request.prompt) if special is None else [special]
         content = {"tokens": ids, "count": len(ids), "max_model_len": engine.config.context}

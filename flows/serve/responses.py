@@ -1,24 +1,63 @@
 """Translate completion requests into engine requests, and engine events into OpenAI's response bodies or chunks.
 
 Log-probabilities are those of the untruncated distribution at temperature 1, restricted to the tokens that a constraint
-allows.
+allows. A `response_format` constrains the answer, after the thinking, whose default budget is half of the tokens that
+the shortest document leaves, so that the answer has room; 0 skips the thinking.
 """
 
 import codecs
+import functools
+import json
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nautile.common.errors import ConfigError
 from nautile.data.chat_template import encode_prompt
 from nautile.data.tokenizer import Tokenizer
-from nautile.flows.serve.protocol import ApiError, ChatCompletionRequest, CompletionRequest
-from nautile.flows.serve.response_format import constrained_request
+from nautile.flows.serve.protocol import ApiError, ChatCompletionRequest, CompletionRequest, ResponseFormat
 from nautile.flows.serve.token_stream import Part, StreamedText, TokenStream, bytes_of
 from nautile.model.decoding.constrained import Constraint
 from nautile.model.decoding.slots import Chunk, DecodeRequest, PromptScores
+
+FIELD = "response_format"
+CACHED_SCHEMAS = 32
+
+
+def constraint_for(tokenizer: Tokenizer, response_format: ResponseFormat | None) -> Constraint | None:
+    """The constraint of the answer; None for free text. Raises `ApiError` 400 for an invalid or unsatisfiable schema.
+
+    Compiling a schema may take 0.1 s, so call this in a thread. Equal schemas are compiled once.
+    """
+    if response_format is None or response_format.type == "text":
+        return None
+    schema = {"type": "object"} if response_format.json_schema is None else response_format.json_schema.content
+    try:
+        return _compiled(tokenizer, json.dumps(schema))
+    except ConfigError as error:
+        raise ApiError(400, str(error), FIELD, "invalid_schema") from None
+
+
+def constrained_request(constraint: Constraint, request: DecodeRequest) -> DecodeRequest:
+    """The request with the constraint and a thinking budget. Raises `ApiError` 400 if no answer fits `max_tokens`."""
+    spare = request.max_tokens - constraint.least_tokens
+    if spare < 0:
+        message = (
+            f"max_tokens: {request.max_tokens} are too few for the {FIELD}, whose shortest answer has "
+            f"{constraint.least_tokens} tokens"
+        )
+        raise ApiError(400, message, "max_tokens")
+    budget = spare // 2 if request.thinking_budget is None else request.thinking_budget
+    return replace(request, constraint=constraint, thinking_budget=budget)
+
+
+@functools.lru_cache(maxsize=CACHED_SCHEMAS)
+def _compiled(tokenizer: Tokenizer, schema: str) -> Constraint:
+    return Constraint(tokenizer, json.loads(schema), f"{FIELD}.json_schema.schema")
+
 
 DEFAULT_TOKENS = 16  # default of `max_tokens` in /v1/completions, as in OpenAI's API
 TokenScore = tuple[int, float]  # a token id and its log-probability
@@ -131,8 +170,7 @@ class ResponseBuilder(ABC):
     def _decode_requests(self, max_tokens: int, score_prompt: bool, alternatives: int) -> list[DecodeRequest]:
         """`n` engine requests per prompt. Sample j has seed (seed, j + 1), like question j + 1 of `nautile chat`."""
         request = self._request
-        # Without a seed every request is different, as in OpenAI's API; the samples of one request still follow from
-        # one number.
+        # Without a seed every request is different, as in OpenAI's API.
         seed = secrets.randbits(63) if request.seed is None else request.seed
         return [
             DecodeRequest(

@@ -108,8 +108,7 @@ def read_sweep(path: Path, store: Store, many: bool = False) -> Sweep:
     path = locate(path, sweeps=True)
     section = load_own(path, SweepConfig)
     name = _name(path, store)
-    # A configuration beside the sweep file comes first; otherwise the word is a shipped one or a path, as on the
-    # command line.
+    # A configuration beside the sweep file comes first; else the word is as on the command line.
     beside = path.parent / section.config
     base = str(beside) if beside.is_file() else section.config
     arms = expand(section, path)

@@ -145,7 +145,6 @@ class _Workers:
         failures = []
         for step in run.left(self.store):
             if failure := failure_in_sweep(self.store, step.key, self.id):
-                # Its own failure: then its own messages explain it.
                 if failure["config"] == run.run_name:
                     return ""
                 failures.append(f"{step.label} failed for {titles.get(failure['config'], failure['run'][:8])}")
@@ -164,7 +163,7 @@ class _Workers:
 
 
 def command(sweep: Sweep, run: SweepRun) -> Sequence[str]:
-    """The command line of a run's process."""
+    """The command line of a run's process, which ends with this one, also by SIGKILL."""
     settings = [word for setting in (*run.settings, f"name={run.run_name}") for word in ("--set", setting)]
     until = ["--until", sweep.section.until] if sweep.section.until else []
-    return module_command("nautile.flows.cli.many.child", str(os.getpid()), "run", sweep.base, *settings, *until)
+    return module_command("nautile.flows.cli.main", str(os.getpid()), "run", sweep.base, *settings, *until)

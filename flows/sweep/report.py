@@ -3,7 +3,7 @@
 It is made from the record of a sweep (`Sweep.record`), from artifacts by their keys, and from the catalog; while the
 sweep runs, it covers the finished arms. With several seeds everything is over seeds, and two arms are compared on the
 seeds that both have (`evals.scoring.over_seeds`); with one seed intervals and tests are over problems, and say so.
-Values that were not measured are None.
+Values that were not measured are None. The terminal and the dashboard show its sentences and cells.
 """
 
 import math
@@ -18,15 +18,16 @@ import numpy as np
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json
+from nautile.common.text import dollars, duration
 from nautile.evals.running.rows import SampleRow, read_rows
 from nautile.evals.scoring.comparison import mean_weights
-from nautile.evals.scoring.intervals import LEVEL, holm, wilson_mean
+from nautile.evals.scoring.intervals import LEVEL, OVER_PROBLEMS, holm, wilson_mean
 from nautile.evals.scoring.over_seeds import SeedLead, lead_of_votes, summary
 from nautile.evals.scoring.scores import by_question, marked_title, title_of, vote
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import CatalogRow
 from nautile.store.views import LAST_ATTEMPTS, SPENT
-from nautile.tasks.reporting.other_seeds import Accuracies, accuracies_by_seed, spread
+from nautile.tasks.reporting.other_seeds import Accuracies, accuracies_by_seed, spread, spread_in_words
 
 Query = Callable[..., list[CatalogRow]]  # SQL and its parameters -> rows
 Record = dict[str, Any]
@@ -63,8 +64,7 @@ def _run_rows(store: Store, record: Record, query: Query) -> list[dict[str, Any]
     spent = {row["execution"]: row for row in query(SPENT, execution_ids)}
     rows, known_keys = [], set[str]()
     for run in record["runs"]:
-        # The first run of the list that has a step carries its cost, so that the own costs add up to the cost of the
-        # sweep.
+        # The first run that has a step carries its cost, so that the own costs add up to that of the sweep.
         own_keys = {step["key"] for step in run["steps"]} - known_keys
         known_keys |= own_keys
         state, error = _state(store, run, executions, last)
@@ -121,8 +121,7 @@ def _metrics(store: Store, record: Record, query: Query) -> list[dict[str, Any]]
     evaluations: dict[str, list[str]] = {arm: [] for arm in arms}  # keys, in the order of the seeds
     for run in record["runs"]:
         evaluations[run["arm"]] += [step["key"] for step in run["steps"] if step["label"] == run["after"]]
-    # Equal keys of all evaluations: the settings of the arm do not reach what is evaluated, so a test would compare an
-    # evaluation with itself.
+    # With equal keys the settings do not reach what is evaluated: a test would compare an evaluation with itself.
     same = {arm: arm != arms[0] and evaluations[arm] == evaluations[arms[0]] for arm in arms}
     measured = {name for seeds in votes.values() for benchmarks in seeds.values() for name in benchmarks}
     means = mean_weights(measured)
@@ -144,7 +143,6 @@ def _metrics(store: Store, record: Record, query: Query) -> list[dict[str, Any]]
             rows.append(row)
         title = marked_title({"title": title_of(name), "not_screened": unscreened & weights.keys()})
         tables.append({"benchmark": name, "title": title, "arms": rows})
-    # All tests of the report are corrected for together.
     tests = {
         place: lead_of_votes(pair.first, pair.other, pair.weights, len(pairs), pair.seeds)
         for place, pair in pairs.items()
@@ -291,3 +289,74 @@ def _score(own: Mapping[int | None, Mapping[str, Votes]], weights: Mapping[str, 
     elif over_seeds.low is not None and over_seeds.high is not None:
         row |= {"low": max(0.0, over_seeds.low), "high": min(1.0, over_seeds.high)}
     return row
+
+
+def run_title(row: dict[str, Any]) -> str:
+    """The arm of a row, and its seed if it has one."""
+    return row["arm"] if row["seed"] is None else f"{row['arm']} seed {row['seed']}"
+
+
+def note(report: dict[str, Any]) -> str:
+    """The explanation below the tables of a report: what the intervals and tests are over, and the correction."""
+    rows = [row for metric in report["metrics"] for row in metric["arms"]]
+    tests = sum(row["p"] is not None for row in rows)
+    parts = []
+    if any(row["seeds"] > 1 for row in rows):
+        parts.append(
+            "With several seeds, over seeds: the mean and its t interval; the lead is paired by seed, tested by "
+            "Student's t, and never surer than the problems allow. Finds: the smallest true lead that so many seeds "
+            "find in four of five cases, after the correction, if they spread as these do."
+        )
+    if any(row["seeds"] == 1 for row in rows):
+        parts.append(
+            f"With one seed, {OVER_PROBLEMS}: Wilson's interval and McNemar's exact test, two-sided, paired by "
+            "question (for a mean of benchmarks, their intervals combined, and a paired bootstrap)."
+        )
+    several = "test" if tests == 1 else "tests"
+    tested = f"; p is corrected by Holm for the {tests} {several} of this report, * below 0.05" if tests else ""
+    return " ".join(parts) + f" Intervals are of 95 %, not corrected{tested}."
+
+
+def spread_lines(metric: dict[str, Any]) -> list[str]:
+    """A line for each arm with one seed whose recipe has others in the store: how far they spread."""
+    rows = [row for row in metric["arms"] if row["recipe_seeds"]]
+    return [spread_in_words(row["arm"], row["recipe_seeds"]) for row in rows]
+
+
+def metric_heads(metric: dict[str, Any], first: str) -> list[str]:
+    """The columns of `metric_cells`."""
+    over = " or ".join(sorted({row["over"] for row in metric["arms"] if row["over"]})) or "problems"
+    return ["arm", "seeds", "n", f"% [95 % over {over}]", f"against {first}, points [95 %]", "p, Holm", "finds"]
+
+
+def metric_cells(row: dict[str, Any], first: str) -> list[str]:
+    """The cells of an arm under one benchmark."""
+    arm = row["arm"] if row["after"] is None else f"{row['arm']} (after {row['after']})"
+    if row["accuracy"] is None:
+        return [arm, "", "", "not measured", "", "", ""]
+    score = f"{100 * row['accuracy']:.1f}{_interval(row['low'], row['high'], '.1f')}"
+    lead, p, finds = "", "", ""
+    if row["lead"] is not None:
+        lead = f"{100 * row['lead']:+.1f}{_interval(row['lead_low'], row['lead_high'], '+.1f')}"
+        if row["seeds"] > 1:
+            lead += f", {row['common_seeds']} seeds" if row["lead_over"] == "seeds" else ", one seed"
+        p = f"{row['p_corrected']:.3g}" + (" *" if row["significant"] else "")
+        finds = "" if row["detectable"] is None else f"{100 * row['detectable']:.1f}"
+    elif row["same"]:
+        lead = "the same evaluation"
+    elif row["arm"] != first:
+        lead = "no question in common"
+    return [arm, str(row["seeds"]), f"{row['n']:,}", score, lead, p, finds]
+
+
+def _interval(low: float | None, high: float | None, form: str) -> str:
+    return "" if low is None or high is None else f" [{100 * low:{form}}, {100 * high:{form}}]"
+
+
+def run_cells(row: dict[str, Any]) -> list[str]:
+    """The cells of one run. "Own" time and cost are of the steps that no run above has; unknown values are empty."""
+    amounts = []
+    for name, form in (("seconds", duration), ("dollars", dollars)):
+        own = f" ({form(row[f'own_{name}'])})" if row[f"own_{name}"] is not None else ""
+        amounts.append("" if row[name] is None else form(row[name]) + own)
+    return [run_title(row), row["state"], f"{row['made']} of {row['steps']}", *amounts, (row["run"] or "")[:8]]

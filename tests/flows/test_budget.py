@@ -11,10 +11,10 @@ import pytest
 from nautile.common.errors import ConfigError
 from nautile.configs.load import load
 from nautile.flows import pipeline
+from nautile.flows.dag import dag_in
 from nautile.flows.operate import approval
 from nautile.flows.pipeline import StageFailed, _StepRunner
 from nautile.flows.selection import Selection, prepare_run
-from nautile.flows.starts import dag_in
 from nautile.tasks.engine.attempt import run_stage
 from tests.support.samples.exemplar_index import index_exemplars
 from tests.support.servers.fake_openai import FakeOpenAI

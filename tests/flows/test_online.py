@@ -14,7 +14,7 @@ from nautile.configs.load import load
 from nautile.configs.vendors import VENDORS
 from nautile.data.endpoints import endpoint
 from nautile.flows.dag import pipeline_steps
-from nautile.flows.online import Answers, ask_endpoints, hub_datasets, remote_endpoints
+from nautile.flows.readiness import Answers, ask_endpoints, hub_datasets, remote_endpoints
 from tests.support.servers.fake_hub import FakeHub
 from tests.support.servers.fake_openai import FakeOpenAI
 
@@ -47,7 +47,7 @@ import json, sys
 from dataclasses import asdict
 from nautile.configs.load import load
 from nautile.flows.dag import pipeline_steps
-from nautile.flows.online import ask_online
+from nautile.flows.readiness import ask_online
 print(json.dumps(asdict(ask_online(pipeline_steps(load(sys.argv[1])), lambda line: None))))
 """
 

@@ -10,11 +10,10 @@ from nautile.configs.load import load
 from nautile.configs.schema import RunConfig
 from nautile.flows.cli import inspect
 from nautile.flows.cli.capacity import plan_pretraining
+from nautile.flows.cli.inspect import publish_snapshot
 from nautile.flows.cli.tables import status_table
-from nautile.flows.dag import Need, build_dag
+from nautile.flows.dag import Need, build_dag, resolve_starts
 from nautile.flows.selection import Selection, prepare_run
-from nautile.flows.snapshot import publish_snapshot
-from nautile.flows.starts import resolve_starts
 from nautile.store.artifacts import Store
 from nautile.tasks.pretrain import START
 from tests.support.stages.toy_chain import make_all
@@ -176,7 +175,7 @@ def test_a_snapshot_is_of_a_saved_step_with_the_inputs_of_the_pretraining(toy, t
         asked.append((stage.name, section, inputs))
         return {"checkpoint": store.list("checkpoint")[0].id}
 
-    monkeypatch.setattr("nautile.flows.snapshot.run_stage", run_stage)
+    monkeypatch.setattr("nautile.tasks.engine.attempt.run_stage", run_stage)
     for number in (None, 8):
         publish_snapshot(store, toy, "my.toml", number)
     tokens = store.list("checkpoint")[0].manifest["inputs"]

@@ -13,8 +13,8 @@ import pytest
 from nautile.configs.base import OptimizerConfig
 from nautile.configs.load import load
 from nautile.configs.training import ProblemsConfig, ReasonConfig, RolloutConfig, SelfDistillConfig
-from nautile.flows.compile_ahead import compiling_ahead, request_of
 from nautile.flows.dag import build_dag
+from nautile.flows.pipeline import compiling_ahead, request_of
 from nautile.model.nautile import initialise
 from nautile.model.weights.files import save_weights
 from nautile.tasks import compile_ahead
@@ -113,7 +113,7 @@ def test_the_process_ends_with_the_run(store, monkeypatch):
         while True:
             tick()
 
-    monkeypatch.setattr("nautile.flows.compile_ahead.run_child", endless)
+    monkeypatch.setattr("nautile.flows.pipeline.run_child", endless)
     config = load("local")
     with compiling_ahead(store, config, build_dag(config), False):
         pass

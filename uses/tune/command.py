@@ -36,7 +36,7 @@ def tune(
 
 def run_tune(store: "Store", run: "TuneRun", command: str, force: bool, as_json: bool) -> dict[str, Any]:
     """Tune, or reuse an equal tuning; returns the ids of the artifacts, and the report. Raises like `run_step`."""
-    from nautile.flows.starts import checkpoint_named
+    from nautile.flows.dag import checkpoint_named
     from nautile.uses.step import run_step
     from nautile.uses.tune.stage import tune as stage
 

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from nautile.flows.cli.document.outputs import OUTPUTS, VERSION
-from nautile.flows.cli.document.page import document, schema_of
+from nautile.flows.cli.document import OUTPUTS, VERSION, document, schema_of
 from nautile.flows.operate import questions
 from nautile.flows.operate.reconcile import Reconciled
-from nautile.flows.sweep.evaluations import compare_evaluations
+from nautile.flows.sweep.comparisons import compare_evaluations
 from nautile.flows.uses import COMMANDS
 from nautile.store.artifacts import Store
 from tests.support.samples.evaluations import checkpoint, evaluation

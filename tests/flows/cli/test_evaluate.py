@@ -9,8 +9,8 @@ from rich.console import Console
 
 from nautile.configs.load import load
 from nautile.evals.benchmarks.stand_ins import HELD_OUT
-from nautile.flows.cli import evaluate as evaluation
-from nautile.flows.cli.bench import bench_view, state_sizes
+from nautile.flows.cli import measure as evaluation
+from nautile.flows.cli.measure import bench_view, state_sizes
 from nautile.model.decoding.slots import empty_slots
 from tests.flows.cli.test_chat import nautile  # noqa: F401 - a fixture
 from tests.model.exports.onnx.conftest import MODEL, exports, weights  # noqa: F401 - fixtures

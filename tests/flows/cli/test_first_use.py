@@ -18,7 +18,7 @@ from nautile.common.files import write_json
 from nautile.configs.changes import changed_settings
 from nautile.configs.load import load
 from nautile.flows.cli import inspect
-from nautile.flows.cli.document.outputs import OUTPUTS
+from nautile.flows.cli.document import OUTPUTS
 from nautile.flows.cli.runs import list_runs, newest_run, run_unless_config, run_view, runs_table, step_rows
 from nautile.flows.cli.tables import lineage_tree, status_table
 from nautile.flows.dag import build_dag

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from nautile.common.processes import free_port
 from nautile.flows.cli import main as cli
-from nautile.flows.cli.document.outputs import OUTPUTS
+from nautile.flows.cli.document import OUTPUTS
 from nautile.flows.uses import COMMANDS
 from nautile.store.artifacts import Store
 from tests.support.samples.stage_store import flip_byte

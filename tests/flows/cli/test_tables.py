@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from rich.console import Console
 
-from nautile.flows.cli.many.sweep import report_view
+from nautile.flows.cli.sweep import report_view
 from nautile.flows.cli.tables import lineage_tree, service_table, status_table, waiting_table
 from nautile.flows.render import FittingTable, query_table
 

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from nautile.flows.cli.clean_console import CleanConsole
 from nautile.flows.cli.terminal import json_text, print_markdown
+from nautile.flows.render import CleanConsole
 from nautile.store.manifest import now
 from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
 from tests.support.samples.stage_store import key_of, published

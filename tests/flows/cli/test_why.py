@@ -6,7 +6,7 @@ import pytest
 
 from nautile.common.errors import ConfigError
 from nautile.configs.schema import RunConfig
-from nautile.flows.cli import why
+from nautile.flows.cli import inspect
 from nautile.flows.dag import build_dag
 from tests.support.stages.toy_dag import toy_dag
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("toy_stages")
 
 def rows_of(store, toy, **update) -> dict:
     config = RunConfig.model_validate({**toy.model_dump(), **update})
-    return {row["label"]: row for row in why.explain(store, config)}
+    return {row["label"]: row for row in inspect.explain(store, config)}
 
 
 def test_nothing_is_different_in_a_complete_chain(made, toy):
@@ -46,7 +46,7 @@ def test_another_stage_version(made, toy):
     step = next(step for step in build_dag(toy, toy_dag) if step.label == "index")
     newer = replace(step, stage=replace(step.stage, version=7))
     artifact = store.get(outputs["index"]["retrieval"])
-    assert why.section_differences(newer, artifact) == [f"stage index: version {step.stage.version} -> 7"]
+    assert inspect.section_differences(newer, artifact) == [f"stage index: version {step.stage.version} -> 7"]
 
 
 def test_a_local_file(made, toy):
@@ -58,19 +58,19 @@ def test_a_local_file(made, toy):
     before = {**section, "local_files": {"/data/*.jsonl": {"a.jsonl": "0" * 64}}}
     after = {**section, "local_files": {"/data/*.jsonl": {"a.jsonl": "1" * 64}}}
     earlier = replace(artifact, manifest={**artifact.manifest, "config": before})
-    lines = why.section_differences(replace(step, section=after), earlier)
+    lines = inspect.section_differences(replace(step, section=after), earlier)
     assert lines == ["ingest.source.path.a.jsonl: the file's content changed"]
 
 
 def test_one_step_is_chosen_by_its_label(made, toy):
-    (row,) = why.explain(made[0], toy, "evaluate:align")
+    (row,) = inspect.explain(made[0], toy, "evaluate:align")
     assert row["label"] == "evaluate:align"
     with pytest.raises(ConfigError, match=r"no step 'alignment' \(did you mean 'align'\?\); there are held_out, "):
-        why.explain(made[0], toy, "alignment")
+        inspect.explain(made[0], toy, "alignment")
 
 
 def test_an_empty_store_has_nothing_to_compare_with(tmp_path, toy):
     from nautile.store.artifacts import Store
 
-    rows = why.explain(Store(tmp_path / "none"), toy)
+    rows = inspect.explain(Store(tmp_path / "none"), toy)
     assert {(row["state"], row["nearest"]) for row in rows} == {("not made", None)}

@@ -10,7 +10,7 @@ from streamlit.testing.v1 import AppTest
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import write_json
-from nautile.flows.cli.document.outputs import OUTPUTS
+from nautile.flows.cli.document import OUTPUTS
 from nautile.flows.dashboard import shared
 from nautile.flows.notes import read_note
 from nautile.flows.operate import run_actions
@@ -81,8 +81,7 @@ def waits(store, api):
 
 
 def _draw() -> None:
-    from nautile.flows.dashboard import shared
-    from nautile.flows.dashboard.runs import overview
+    from nautile.flows.dashboard import overview, shared
 
     overview.page(shared.chosen_run(shared.choose_run(shared.run_titles())))
 

@@ -13,8 +13,7 @@ from tests.support.stages.toy_stages import TOY
 
 
 def _draw(run: str) -> None:
-    from nautile.flows.dashboard import shared
-    from nautile.flows.dashboard.runs import compare
+    from nautile.flows.dashboard import compare, shared
 
     compare.page(shared.chosen_run(run))
 

@@ -8,11 +8,16 @@ from streamlit.testing.v1 import AppTest
 
 from nautile.common.files import read_json, write_json
 from nautile.flows.dashboard import figures
-from nautile.flows.dashboard.runs import ladder
-from nautile.flows.dashboard.runs.attention import attention, budgets
-from nautile.flows.dashboard.runs.graph import columns_of, drawing, edges_of
-from nautile.flows.dashboard.runs.ladder import evaluation_folders, verdict
-from nautile.flows.dashboard.runs.table import table
+from nautile.flows.dashboard.graph import columns_of, drawing, edges_of
+from nautile.flows.dashboard.overview import (
+    attention,
+    budgets,
+    difference,
+    evaluation_folders,
+    ladder_of,
+    table_of_runs,
+    verdict,
+)
 from nautile.flows.dashboard.shared import STATE_MARKS, chosen_run, run_summaries
 from nautile.flows.run_state import StepState
 from nautile.store.catalog import Catalog
@@ -169,7 +174,7 @@ def test_the_table_of_runs_has_changes_scores_settings_and_notes(store, monkeypa
     write_row(store, "note", {"id": "r1", "text": "kept <b>", "tags": ["low"]})
     Catalog(store).ingest()
     monkeypatch.setenv("NAUTILE_STORE", str(store.root))
-    rows = {row["show"]: row for row in table(run_summaries(), ["reason.policy.steps", "no.such"], "r1")}
+    rows = {row["show"]: row for row in table_of_runs(run_summaries(), ["reason.policy.steps", "no.such"], "r1")}
     first, second = rows["/?run=r1"], rows["/?run=r2"]
     assert (first["score"], first["after"], first["difference"]) == (50.0, "align", None)
     assert (second["score"], second["after"], second["difference"]) == (12.5, "pretrain", -12.5)
@@ -233,7 +238,7 @@ def test_a_run_keeps_its_score_when_a_forced_run_has_replaced_its_evaluation(sto
         planned(store, [label], run=run, state="done")
     Catalog(store).ingest()
     monkeypatch.setenv("NAUTILE_STORE", str(store.root))
-    scores = {row["show"]: row["score"] for row in table(run_summaries(), [], "r1")}
+    scores = {row["show"]: row["score"] for row in table_of_runs(run_summaries(), [], "r1")}
     assert scores == {"/?run=r1": 25.0, "/?run=r2": 75.0}
     shares = {}
     for run in ("r1", "r2"):
@@ -244,14 +249,14 @@ def test_a_run_keeps_its_score_when_a_forced_run_has_replaced_its_evaluation(sto
 
 def test_the_ladder_of_an_evaluation_that_was_made_again_is_the_new_one(store, monkeypatch):
     """The folder of an artifact is named by its key, so that of the new one has the old path."""
-    monkeypatch.setattr(ladder, "ladder", lambda scores, rows: {"scores": scores, "rows": rows})
-    monkeypatch.setattr(ladder, "common_problems", lambda before, after: {"benchmarks": {"n": len(after)}})
+    monkeypatch.setattr(overview, "ladder", lambda scores, rows: {"scores": scores, "rows": rows})
+    monkeypatch.setattr(overview, "common_problems", lambda before, after: {"benchmarks": {"n": len(after)}})
     shown = []
     for count in (1, 2):
         rows = "".join(f'{{"id": "{index}"}}\n' for index in range(count))
         files = {"scores.json": f'{{"count": {count}}}', "rows.jsonl": rows}
         folder = str(published(store, "evaluation", "again", files, supersede=True).path)
-        shown.append((ladder.ladder_of({"pretrain": folder})["scores"], ladder.difference(folder, folder, "n")))
+        shown.append((ladder_of({"pretrain": folder})["scores"], difference(folder, folder, "n")))
     assert shown == [({"pretrain": {"count": 1}}, 1), ({"pretrain": {"count": 2}}, 2)]
 
 

@@ -11,14 +11,13 @@ from streamlit.testing.v1 import AppTest
 from nautile.common.errors import ConfigError
 from nautile.common.processes import free_port
 from nautile.evals.tables.results import MISSING, ResultTable
-from nautile.flows.dashboard import figures, queries
-from nautile.flows.dashboard.artifacts.lineage import graph
+from nautile.flows.dashboard import figures, queries, samples
+from nautile.flows.dashboard.artifacts import graph
 from nautile.flows.dashboard.command import arguments
-from nautile.flows.dashboard.evaluation.evaluations import history, measured_only
+from nautile.flows.dashboard.curves import Display, Line, chart, last_values
+from nautile.flows.dashboard.evaluations import history, measured_only
 from nautile.flows.dashboard.pages import PAGES
 from nautile.flows.dashboard.shared import prefect_link, split_thinking
-from nautile.flows.dashboard.training import samples
-from nautile.flows.dashboard.training.charts import Display, Line, chart, last_values
 from nautile.flows.run_state import RUN_COUNT, RUNS, STEPS
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog, query_files
@@ -130,9 +129,9 @@ def test_the_table_above_charts_has_the_last_value_of_each_run_and_its_range():
 
 
 def _choose(names: list[str]) -> None:
-    from nautile.flows.dashboard.training import charts
+    from nautile.flows.dashboard import curves
 
-    charts.choose_metrics(names, "metrics")
+    curves.choose_metrics(names, "metrics")
 
 
 @pytest.mark.parametrize(

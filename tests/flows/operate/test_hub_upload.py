@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import constants
 
 from nautile.common.errors import ConfigError, Retryable
-from nautile.flows.operate.hub_upload import HubUploader, check_repository
+from nautile.flows.operate.publish import HubUploader, check_repository
 from tests.support.servers.upload_hub import UploadHub
 
 TOKEN, READER = "hf_writerwriterwriter", "hf_readerreaderreader"

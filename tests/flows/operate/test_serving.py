@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.runner.runner import FlowRunCancellingObserver
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from nautile.flows.operate import serving
+from nautile.flows.operate import deployments
 from nautile.flows.operate.deployments import _Runner
 
 REQUEST = httpx.Request("POST", "http://127.0.0.1:9/api/deployments/get_scheduled_flow_runs")
@@ -31,7 +31,7 @@ def test_a_server_that_is_away_does_not_end_the_polling(monkeypatch):
         return result
 
     monkeypatch.setattr(PrefectClient, "get_scheduled_flow_runs_for_deployments", answer)
-    serving.poll_for_ever()
+    deployments.poll_for_ever()
     client = PrefectClient("http://127.0.0.1:9/api")
     due = client.get_scheduled_flow_runs_for_deployments
     assert [asyncio.run(due([])) for _ in range(3)] == [[], [], ["run"]]
@@ -48,7 +48,7 @@ def test_prefects_runner_asks_by_the_method_that_is_patient_and_tells_of_its_run
         raise httpx.ConnectError("away")
 
     monkeypatch.setattr(PrefectClient, "get_scheduled_flow_runs_for_deployments", away)
-    serving.poll_for_ever()
+    deployments.poll_for_ever()
     runner = _Runner(name="toy", pause_on_shutdown=False)
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
         asyncio.run(runner.start(run_once=True))
@@ -75,8 +75,8 @@ def test_a_server_that_was_reset_is_told_of_the_deployments_again(monkeypatch, v
     async def declare_all():
         declared.append("all")
 
-    monkeypatch.setattr(serving, "get_client", Server)
-    asyncio.run(serving.if_forgotten("toy", declare_all))
+    monkeypatch.setattr(deployments, "get_client", Server)
+    asyncio.run(deployments.if_forgotten("toy", declare_all))
     assert declared == (["all"] if value is None else [])
 
 
@@ -102,9 +102,9 @@ def test_a_cancelled_run_is_ended_once_though_the_event_of_it_was_missed_or_come
     missed, noticed, elsewhere = uuid4(), uuid4(), uuid4()
     ended = []
     observer = FlowRunCancellingObserver(on_cancelling=ended.append)
-    at_work = serving.RunsAtWork()
+    at_work = deployments.RunsAtWork()
     at_work.learn_from(observer)
-    monkeypatch.setattr(serving, "get_client", lambda: CancellingRuns(missed, noticed, elsewhere))
+    monkeypatch.setattr(deployments, "get_client", lambda: CancellingRuns(missed, noticed, elsewhere))
     for run in (missed, noticed):
         observer.add_in_flight_flow_run_id(run)
     observer.on_cancelling(noticed)  # as for an event

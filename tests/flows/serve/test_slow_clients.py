@@ -7,8 +7,8 @@ import pytest
 import uvicorn
 
 from nautile.common.processes import listen
-from nautile.flows.serve import slow_clients
-from nautile.flows.serve.slow_clients import ImpatientProtocol
+from nautile.flows.serve import http
+from nautile.flows.serve.http import ImpatientProtocol
 
 WHOLE = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -46,7 +46,7 @@ def exchange(clients):
     ids=["nothing", "half a head", "half a body"],
 )
 def test_an_unfinished_request_ends_the_connection_and_a_finished_one_does_not(monkeypatch, sent):
-    monkeypatch.setattr(slow_clients, "REQUEST_S", 1.0)  # longer than a busy machine stops a process
+    monkeypatch.setattr(http, "REQUEST_S", 1.0)  # longer than a busy machine stops a process
 
     async def clients(port, go):
         patient, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -79,7 +79,7 @@ def test_the_head_of_a_request_is_bounded():
 
 
 def test_a_thousand_idle_connections_keep_nobody_out():
-    slow_clients.raise_descriptor_limit()
+    http.raise_descriptor_limit()
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2_500:
         pytest.skip("this machine allows too few connections")
 

@@ -7,7 +7,7 @@ import pytest
 
 from nautile.common.errors import ConfigError
 from nautile.configs.load import changed
-from nautile.flows.cli.many.sweep import planned
+from nautile.flows.cli.sweep import planned
 from nautile.flows.sweep.arms import read_sweep, toml_value
 from nautile.flows.sweep.report import saved_sweeps
 from tests.support.samples.evaluations import checkpoint

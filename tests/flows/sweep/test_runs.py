@@ -8,9 +8,9 @@ from pydantic import TypeAdapter
 from nautile.evals.running.rows import read_rows
 from nautile.evals.running.runner import evaluate
 from nautile.evals.scoring.comparison import whose_gain
-from nautile.flows.cli.document.outputs import OUTPUTS
-from nautile.flows.cli.many.compare import runs_named
-from nautile.flows.sweep import runs
+from nautile.flows.cli.compare import runs_named
+from nautile.flows.cli.document import OUTPUTS
+from nautile.flows.sweep import comparisons
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
 from nautile.store.manifest import now
@@ -59,14 +59,14 @@ def test_runs_that_were_asked_other_questions_are_compared_in_all_else(two_runs,
     def other_questions(path):
         return [row | {"prompt_digest": f"{path} {row['index']}"} for row in read_rows(path)]
 
-    monkeypatch.setattr(runs, "read_rows", other_questions)
-    comparison = runs.compare_runs(two_runs, lambda sql, *given: catalog.query(sql, given), "toy", RUN)
+    monkeypatch.setattr(comparisons, "read_rows", other_questions)
+    comparison = comparisons.compare_runs(two_runs, lambda sql, *given: catalog.query(sql, given), "toy", RUN)
     whys = {row["stage"]: row["why"] for row in comparison["not_compared"]}
     assert "no question in common" in whys["reason"]
     assert [row["stage"] for row in comparison["scores"]] == ["pretrain"]
     assert len(comparison["steps"]) == 14
     monkeypatch.undo()
-    by_options = runs.compare_runs(
+    by_options = comparisons.compare_runs(
         two_runs, lambda sql, *given: catalog.query(sql, given), "toy", RUN, way="likelihood"
     )
     assert by_options["scores"] == []
@@ -138,6 +138,6 @@ def test_an_evaluation_that_a_forced_run_has_replaced_is_still_that_of_its_run(s
         row |= {"execution": execution, "state": "done", "reused": False, "outputs": {"evaluation": made.id}}
         write_row(store, "run", row | {"started": now(), "ended": now(), "seconds": 1.0})
     catalog.ingest()
-    comparison = runs.compare_runs(store, lambda sql, *given: catalog.query(sql, given), "first", "second")
+    comparison = comparisons.compare_runs(store, lambda sql, *given: catalog.query(sql, given), "first", "second")
     scores = {row["benchmark"]: (row["a"], row["b"], row["same"]) for row in comparison["scores"]}
     assert scores["sums"] == (0.75, 0.25, False)

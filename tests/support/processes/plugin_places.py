@@ -10,7 +10,7 @@ from nautile.common.errors import ConfigError
 from nautile.configs.load import load
 from nautile.flows.dag import build_dag
 from nautile.flows.dashboard import shared
-from nautile.flows.dashboard.runs.graph import drawing
+from nautile.flows.dashboard.graph import drawing
 from nautile.flows.operate.approval import asks_before, expected_cost
 from nautile.flows.operate.deployments import deploy_settings, deployments
 from nautile.flows.pipeline import pipeline
@@ -18,15 +18,13 @@ from nautile.store.mirror import open_store
 
 
 def curves_page(run):
-    from nautile.flows.dashboard import shared
-    from nautile.flows.dashboard.training import curves
+    from nautile.flows.dashboard import curves, shared
 
     curves.training(shared.chosen_run(run))
 
 
 def samples_page(run):
-    from nautile.flows.dashboard import shared
-    from nautile.flows.dashboard.training import samples
+    from nautile.flows.dashboard import samples, shared
 
     samples.training_samples(shared.chosen_run(run))
 

@@ -44,8 +44,7 @@ def columns_of(steps: Sequence[StepState]) -> list[list[StepState]]:
 
 def edges_of(steps: Sequence[StepState]) -> list[tuple[str, str]]:
     """The edges (from, to) to draw: the transitive reduction of the DAG."""
-    # Producers come first in a plan, so one pass is enough: whatever an input already depends on needs no arrow of its
-    # own.
+    # Producers come first in a plan, so one pass is enough.
     ancestors: dict[str, set[str]] = {}
     edges = []
     for step in steps:

@@ -14,10 +14,9 @@ from nautile.common.files import read_json
 from nautile.common.text import counted
 from nautile.evals.scoring.scores import marked_title
 from nautile.evals.tables.results import GAIN, MISSING, ResultTable, table_1, table_2
-from nautile.flows.dashboard import cards, figures, queries, shared
+from nautile.flows.dashboard import cards, figures, queries, samples, shared
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative, temporal
 from nautile.flows.dashboard.shared import ChosenRun
-from nautile.flows.dashboard.training import samples
 from nautile.store.catalog import CatalogRow
 from nautile.store.mirror import open_store
 from nautile.tasks.engine.stage import stages_with
@@ -93,8 +92,7 @@ def measured_only(table: ResultTable) -> ResultTable:
 
     A note lists the rows that are left out, because missing is not zero.
     """
-    # The columns of a table of the paper are partly the paper's figures. A row counts as measured by its first column
-    # of ours.
+    # The columns are partly the paper's figures: a row counts as measured by its first column of ours.
     ours = [place for place, name in enumerate(table.columns) if name not in _NOT_OURS and not name.startswith("Paper")]
     first = ours[1] if len(ours) > 1 else 0
     rows = [row for row in table.rows if row[first] not in (MISSING, "")]

@@ -38,8 +38,7 @@ def sweep(
     if dry_run and report:
         raise ConfigError("--dry-run and --report cannot be combined: pass one of them")
     store = the_store()
-    # The limit on the number of runs protects from a grid that is larger than meant. What only prints needs no
-    # protection.
+    # The limit protects from a grid that is larger than meant; what only prints needs none.
     sweep_file = read_sweep(file, store, many=yes or dry_run or report)
     if dry_run:
         show_as(planned(sweep_file, store), as_json, plan_view)
@@ -49,8 +48,7 @@ def sweep(
     if not report:
         from nautile.flows.sweep.execute import run_sweep
 
-        # The forecast of what will be paid is printed before the first run starts, while Ctrl-C is still free of
-        # charge.
+        # Before the first run starts, while Ctrl-C is still free of charge.
         for line in planned(sweep_file, store)["calls"]:
             console.print(line, soft_wrap=True)
         # Saved before the runs, so that the dashboard can show the sweep while it runs, and after it was killed.
@@ -86,8 +84,7 @@ def planned(sweep: Any, store: Any) -> dict[str, Any]:
             row[origin].append(step.label)
             if origin == "computed":
                 to_compute.append(step)
-            # In the order of the list. Runs that start side by side wait at the lock of a shared key, so the counts
-            # stay true.
+            # Runs side by side wait at the lock of a shared key, so the counts stay true.
             known_keys.add(step.key)
         runs.append(row)
     return {"runs": runs, "calls": forecast_lines(forecast_calls(to_compute, store))}
@@ -97,7 +94,7 @@ def plan_view(plan: dict[str, Any]) -> Any:
     """The output of `--dry-run`: a paragraph for each run, then the forecast of paid calls."""
     from rich.text import Text
 
-    from nautile.flows.sweep.cells import run_title
+    from nautile.flows.sweep.report import run_title
 
     lines = []
     for row in plan["runs"]:
@@ -118,7 +115,7 @@ def report_view(report: dict[str, Any]) -> Any:
 
     from nautile.common.text import visible
     from nautile.flows.render import FittingTable
-    from nautile.flows.sweep.cells import metric_cells, metric_heads, note, run_cells, run_title, spread_lines
+    from nautile.flows.sweep.report import metric_cells, metric_heads, note, run_cells, run_title, spread_lines
 
     first = report["arms"][0]["arm"]
     parts: list[Any] = []

@@ -8,24 +8,21 @@ import streamlit as st
 
 from nautile.common.errors import ConfigError
 from nautile.configs.changes import Change, describe_changes
-from nautile.flows.dashboard import cards, shared
+from nautile.flows.dashboard import cards, curves, shared
+from nautile.flows.dashboard.curves import Display, Line
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
 from nautile.flows.dashboard.shared import ChosenRun
-from nautile.flows.dashboard.training import charts
-from nautile.flows.dashboard.training.charts import Display, Line
 from nautile.flows.run_state import STEPS
-from nautile.flows.sweep.cells import (
-    gain_lines,
+from nautile.flows.sweep.comparisons import compare_runs, gain_lines, seed_lines, step_cells
+from nautile.flows.sweep.report import (
     metric_cells,
     metric_heads,
     note,
     run_cells,
-    seed_lines,
+    saved_sweeps,
     spread_lines,
-    step_cells,
+    sweep_report,
 )
-from nautile.flows.sweep.report import saved_sweeps, sweep_report
-from nautile.flows.sweep.runs import compare_runs
 from nautile.store.catalog import CatalogBusy
 from nautile.store.mirror import open_store
 
@@ -125,8 +122,8 @@ def _curves(comparison: dict[str, Any], a: str, b: str) -> None:
         for row in shared.query(STEPS, run)
         if row["label"] == stage and row["execution"]
     }
-    selected = charts.choose_metrics(metrics, f"metrics of {stage}")
-    charts.draw({name: (name,) for name in selected}, lines, Display())
+    selected = curves.choose_metrics(metrics, f"metrics of {stage}")
+    curves.draw({name: (name,) for name in selected}, lines, Display())
 
 
 def _sweep(sweeps: dict[str, dict[str, Any]]) -> None:

@@ -13,7 +13,10 @@ from nautile.common.metrics import metric
 from nautile.common.text import size
 from nautile.flows.dashboard import cards, figures, queries, shared
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
+from nautile.flows.dashboard.shared import ChosenRun
+from nautile.flows.run_state import STEPS
 from nautile.store.catalog import CatalogRow
+from nautile.tasks.engine.catalogue import declared, stages_with
 
 FEW_POINTS = 60  # a curve with at most this many points also shows the points
 SMOOTHED_FROM = 50  # minimum points for a moving average, which hides more than it shows with fewer
@@ -113,8 +116,7 @@ def draw(
             ]
             st.markdown(f"##### {shared.escaped(heading)}", help="  \n".join(helps) or None)
             figure = chart(chart_rows, lines, display, link, tokens or {})
-            # Rows are ordered by step, so the last one of each line stays. Screen readers get these numbers in place of
-            # the picture.
+            # The last row of each line stays. Screen readers get these numbers in place of the picture.
             last = {(row["execution"], row["name"], row["source"]): row for row in chart_rows}
             ends = [f"{metric(row['name']).title} {row['source']} {row['value']:.4g}" for row in last.values()]
             alt = f"{heading} to step {max(row['step'] for row in chart_rows):,}. Last: {'; '.join(ends[:6])}."
@@ -133,8 +135,7 @@ def last_values(rows: Sequence[CatalogRow], names: Sequence[str], lines: Mapping
         cells: list[str] = [line.name]
         for name, entry in entries.items():
             points = [row for row in rows if row["execution"] == execution and row["name"] == name]
-            # The value over all sources (data sets, workers), where it was measured; extremes are over the sources as
-            # well.
+            # Over all sources (data sets, workers), where it was measured.
             whole = [row for row in points if not row["source"]]
             if not points:
                 cells.append("")
@@ -235,3 +236,116 @@ def _layers(table: pd.DataFrame, x_title: str, unit: str, display: Display, runs
     # The height is of the curves and the legend together, so a longer legend must not take it from the curves.
     legend_rows = math.ceil(count / legend["columns"]) if several else 0
     return Chart(table, {"layer": layers, "height": 300 + figures.LEGEND_ROW * legend_rows})
+
+
+def training(chosen: ChosenRun | None) -> None:
+    """Draw the curves of a stage that is no reinforcement, pretraining first, and of other runs to compare with."""
+    st.title("Training")
+    stage = _choose_stage(chosen, "training")
+    lines = _compared_lines(chosen, stage) if stage else {}
+    names = _metric_names(lines)
+    if chosen is None or stage is None or not names:
+        st.caption("No training metrics in this run yet.")
+        return
+    metrics = choose_metrics(names, "metrics")
+    tokens = tokens_of(list(lines))
+    display = settings(bool(lines) and lines.keys() <= tokens.keys())
+    _links(chosen, stage, {"Samples": "samples", "Log": "logs", "Memory and cores": "system"})
+    draw(
+        {name: (name,) for name in metrics},
+        lines,
+        display,
+        lambda line: shared.page_link("samples", run=line.run),
+        tokens,
+    )
+
+
+def reinforcement(chosen: ChosenRun | None) -> None:
+    """Draw the curves of an RL stage, grouped by question."""
+    st.title("Reinforcement")
+    stage = _choose_stage(chosen, "reinforcement")
+    described = declared(stage) if stage else None
+    if chosen is None or described is None:
+        st.caption("No reinforcement stage in this run yet.")
+        return
+    lines = _compared_lines(chosen, described.name)
+    names = _metric_names(lines)
+    _warn_of_stand_in_judge(list(lines))
+    measured: dict[str, dict[str, list[str]]] = {}
+    for curve in described.curves:
+        if present := [name for name in curve.metrics if name in names]:
+            measured.setdefault(curve.question, {})[curve.title] = present
+    questions = list(measured)
+    if not questions:
+        st.caption("No metrics in this stage yet.")
+        return
+    # Only the first question by default: a browser takes a second of a core to draw ten charts.
+    picked = st.pills(
+        "Questions", questions, selection_mode="multi", default=questions[:1], key="questions", bind="query-params"
+    )
+    display = settings(tokens=False)
+    _links(chosen, described.name, {"Rollouts": "rollouts", "Log": "logs", "Memory and cores": "system"})
+
+    def rollouts(line: Line) -> str:
+        return shared.page_link("rollouts", run=line.run, stage=line.label)
+
+    for question in [question for question in questions if question in picked] or questions[:1]:
+        st.subheader(question)
+        draw(measured[question], lines, display, rollouts if "rollouts" in described.outputs else None)
+
+
+def _choose_stage(chosen: ChosenRun | None, page: str) -> str | None:
+    """The stage of the run that the page shows, picked by the reader if there are several; None if there is none."""
+    stages = [stage for stage in stages_with(lambda stage: stage.page == page) if chosen and chosen.executions(stage)]
+    if not stages:
+        return None
+    if len(stages) == 1 and page == "training":
+        return stages[0]
+    return st.segmented_control("Stage", stages, default=stages[0], key="stage", bind="query-params") or stages[0]
+
+
+def _links(chosen: ChosenRun, stage: str, pages: dict[str, str]) -> None:
+    """Draw links to the other pages about a stage."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        for title, address in pages.items():
+            st.link_button(title, shared.page_link(address, run=chosen.run, stage=stage))
+        st.caption("A click on a point opens the texts of its step.")
+
+
+def _metric_names(lines: dict[str, Line]) -> list[str]:
+    rows = shared.query(queries.METRIC_NAMES, list(lines)) if lines else []
+    return [row["name"] for row in rows if not row["name"].startswith("system/")]
+
+
+def _warn_of_stand_in_judge(executions: Sequence[str]) -> None:
+    """Warn if the judge was a stand-in, with the AUC of its scores for right against wrong answers."""
+    for row, facts in shared.facts_of(executions):
+        if row["kind"] == "checkpoint" and shared.nested(facts, "judge", "stand_in"):
+            auc, model = shared.nested(facts, "calibration", "auc", "overall"), shared.nested(facts, "judge", "model")
+            measured = isinstance(auc, (int, float))
+            accuracy = f" It prefers a right answer to a wrong one with probability {auc:.2f}." if measured else ""
+            st.warning(f"Stand-in: {shared.escaped(str(model))} is the judge, not the paper's.{accuracy}")
+
+
+def _compared_lines(chosen: ChosenRun | None, stage: str) -> dict[str, Line]:
+    """Execution -> its line, for the chosen run and the runs picked for comparison."""
+    if chosen is None:
+        return {}
+    titles = {run: title for run, title in shared.run_titles().items() if run != chosen.run}
+    picked = []
+    if titles:
+        # In the address by id, not bound: titles change with the state of a run.
+        requested = [run for run in st.query_params.get_all("compared") if run in titles]
+        picked = st.multiselect(
+            "Compare with", list(titles), requested, format_func=lambda run: titles.get(run, run), key="compared"
+        )
+        if picked != st.query_params.get_all("compared"):
+            st.query_params["compared"] = picked
+    lines = {execution: Line("this run", chosen.run, stage) for execution in chosen.executions(stage)}
+    # A run that was chosen may have disappeared from the list since.
+    for run in (run for run in picked if run in titles):
+        other = ChosenRun(run, shared.query(STEPS, run))
+        lines |= {
+            execution: Line(titles[run], run, stage) for execution in other.executions(stage) if execution not in lines
+        }
+    return lines

@@ -10,8 +10,8 @@ from rich.console import Console
 from nautile.common.errors import ConfigError
 from nautile.evals.benchmarks.items import BenchmarkItem
 from nautile.evals.running.runner import evaluate
-from nautile.flows.cli.many.compare import comparison_view
-from nautile.flows.sweep.evaluations import compare_evaluations
+from nautile.flows.cli.compare import comparison_view
+from nautile.flows.sweep.comparisons import compare_evaluations
 from tests.evals.conftest import Known
 from tests.support.samples.stage_store import published
 

@@ -19,8 +19,7 @@ from nautile.evals.scoring.comparison import comparison_table, whose_gain
 from nautile.evals.scoring.scores import title_of
 from nautile.flows.render import FittingTable, query_table
 from nautile.flows.run_state import MOST_SEARCHED, RUNS, reading, run_named
-from nautile.flows.sweep.cells import gain_lines, seed_lines, step_cells
-from nautile.flows.sweep.evaluations import SIDES, evaluated
+from nautile.flows.sweep.comparisons import SIDES, evaluated, gain_lines, seed_lines, step_cells
 from nautile.store.artifacts import Store
 from nautile.tasks.reporting.other_seeds import recipe_lines
 
@@ -33,9 +32,7 @@ def runs_named(store: Store, a: str, b: str) -> tuple[str, str] | None:
     Raises `ConfigError` for a run and an evaluation, and for a name of several runs.
     """
     with reading(store) as query:
-        # Two readings of a name are possible. A folder, an id with a slash and the name of a stage are evaluations; a
-        # run is looked up last, so that `nautile compare align reason` means stages even where a run is called
-        # `reason`.
+        # A run is looked up last: `nautile compare align reason` means stages also where a run is called `reason`.
         runs = {row["run"]: row["name"] for row in query(RUNS, MOST_SEARCHED)}
     labels = evaluated(store)
     ids: list[str | None] = []
@@ -64,7 +61,6 @@ def runs_named(store: Store, a: str, b: str) -> tuple[str, str] | None:
 def comparison_view(comparison: dict[str, Any], shown: int) -> RenderableType:
     """The table of tests, and the first `shown` samples whose verdict changed, lost ones first."""
     table = comparison_table(comparison, "A", "B")
-    # Lost samples are what an operator looks for after a training that went wrong.
     changed = sorted(
         comparison["changed"], key=lambda sample: (sample["change"] != "lost", sample["benchmark"], sample["index"])
     )
@@ -111,8 +107,7 @@ def run_comparison_view(comparison: dict[str, Any]) -> RenderableType:
         scores.add_row(row["stage"], row["title"], f"{row['n']:,}", *shares, p)
     curves = FittingTable("step", "metric", "A last", "B last", "A best", "B best")
     for row in comparison["curves"]:
-        # Only metrics with a better direction have a best value. The others (a learning rate, a count) are in `--json`
-        # and on the dashboard.
+        # The others (a learning rate, a count) are in `--json` and on the dashboard.
         if row["a"]["best"] is not None:
             values = [f"{row[side][which]:.4g}" for which in ("last", "best") for side in SIDES]
             curves.add_row(row["stage"], row["title"], *values)

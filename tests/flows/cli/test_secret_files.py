@@ -5,7 +5,7 @@ import os
 import pytest
 
 from nautile.common.errors import ConfigError
-from nautile.flows.operate.secret_files import read_secret_files
+from nautile.flows.cli.main import read_secret_files
 
 
 @pytest.fixture

@@ -1,1 +1,0 @@
-"""Pages about what the store holds: lineage and sizes."""

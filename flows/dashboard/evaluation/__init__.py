@@ -1,1 +1,0 @@
-"""Pages about what a model can do: benchmarks."""

@@ -1,1 +1,0 @@
-"""Pages about runs: how the chosen run stands, and all of them."""

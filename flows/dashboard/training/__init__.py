@@ -1,1 +1,0 @@
-"""Pages about what makes a model: curves, texts, rollouts, distillation."""
