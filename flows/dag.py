@@ -15,28 +15,26 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from nautile.tasks.reason import reason
+
 from nautile.common.errors import ConfigError
 from nautile.configs.base import SeedName
 from nautile.configs.endpoint import with_fallbacks
 from nautile.configs.evaluation import GENERATED_BENCHMARKS
 from nautile.configs.keys import with_local_files
+from nautile.configs.model import refuse_other_shape
 from nautile.configs.schema import DISTILLED, RunConfig
 from nautile.configs.training import TRAINED
 from nautile.evals.benchmarks.stand_ins import HELD_OUT
 from nautile.evals.benchmarks.versions import versions
-from nautile.model.weights.start import refuse_other_shape
 from nautile.store.artifacts import Artifact, Store
-from nautile.tasks.align import align
-from nautile.tasks.distill import distill
+from nautile.tasks.distill import distill, index
 from nautile.tasks.engine.stage import Stage
-from nautile.tasks.evaluate import evaluate
-from nautile.tasks.held_out import held_out
-from nautile.tasks.index import index
+from nautile.tasks.evaluate import evaluate, held_out
 from nautile.tasks.ingest import AGAINST, ingest
 from nautile.tasks.pretrain import START, pretrain
-from nautile.tasks.reason import reason
+from nautile.tasks.reinforce import align, self_distill
 from nautile.tasks.report import report
-from nautile.tasks.self_distill import self_distill
 
 DAG_VARIABLE = "NAUTILE_DAG"
 _REINFORCED = {"align": align, "reason": reason, "self_distill": self_distill}  # stages that continue a checkpoint

@@ -15,10 +15,8 @@ from nautile.common.text import markdown_table
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.schema import DISTILLED, RunConfig
 from nautile.data.endpoints.chat_types import reply_cost
-from nautile.data.tokens.loader import phase_rows
-from nautile.data.tokens.packing import packed_lengths
-from nautile.data.tokens.row_reader import read_document_lengths
-from nautile.data.tokens.shards import read_index
+from nautile.data.tokens.loader import phase_rows, read_document_lengths
+from nautile.data.tokens.shards import packed_lengths, read_index
 from nautile.data.tokens.source_reading import COLUMNS, SourceReading, reading_rows, share_text
 from nautile.flows.dag import Step, dag_in
 from nautile.store.artifacts import Artifact, Store

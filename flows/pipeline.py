@@ -43,9 +43,7 @@ from nautile.store.artifacts import Store
 from nautile.store.mirror import open_store
 from nautile.tasks.compile_ahead import AheadRequest
 from nautile.tasks.engine.child_process import cancelling, run_child
-from nautile.tasks.engine.dashboard_links import run_page
-from nautile.tasks.engine.errors import StageCancelled
-from nautile.tasks.engine.failure import advice, reason
+from nautile.tasks.engine.errors import StageCancelled, advice, reason, run_page
 from nautile.tasks.engine.prefect_task import as_prefect_task
 from nautile.tasks.engine.stage import RunContext
 

@@ -24,13 +24,13 @@ from nautile.configs.ingest import IngestPart
 from nautile.configs.operation import OperationConfig
 from nautile.configs.training import ProblemsConfig, ProblemSource
 from nautile.data.distill.collect_prompts import check_set_sizes
-from nautile.data.distill.prompt_files import check_prompt_set, count_prompt_rows
+from nautile.data.distill.prompts import check_prompt_set, count_prompt_rows
 from nautile.data.endpoints.endpoint import client_for, lists_model
 from nautile.data.endpoints.keys import check_key
 from nautile.data.sources.hub import COMMIT, check_hub_split
 from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
 from nautile.flows.dag import Step
-from nautile.rl.problems.sets import TRAINING_SETS
+from nautile.rl.problems import TRAINING_SETS
 
 ANSWER_S = 2.0  # time limit for a server to accept a connection
 SAME_PRICE = 0.01  # relative difference below which prices count as equal

@@ -10,7 +10,7 @@ from nautile.common.text import amount, dollars, markdown_table
 from nautile.configs.base import fingerprint
 from nautile.configs.operation import PlanConfig
 from nautile.configs.schema import RunConfig
-from nautile.flows.starts import resolve_starts
+from nautile.flows.dag import resolve_starts
 from nautile.model.capacity.flops import TrainingEstimate, estimate_training
 from nautile.model.capacity.topology import GIB, check_compiler, enable_compilers, parse_topology
 from nautile.store.artifacts import Store

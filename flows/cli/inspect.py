@@ -402,7 +402,7 @@ def publish_snapshot(store: Store, config: RunConfig, argument: str, step: int |
     from nautile.flows.selection import Selection, prepare_run
     from nautile.tasks.engine.attempt import run_stage
     from nautile.tasks.engine.stage import RunContext
-    from nautile.tasks.snapshot import snapshot
+    from nautile.tasks.pretrain import snapshot
 
     [pretrain] = prepare_run(config, Selection(only="pretrain"), store, argument).steps
     folder = store.staging_files(pretrain.key).saved_steps

@@ -31,11 +31,9 @@ from nautile.evals.running.runner import evaluate
 from nautile.evals.scoring.comparison import compare, comparison_table
 from nautile.evals.scoring.intervals import wilson
 from nautile.flows.render import query_table, text_table
-from nautile.model.capacity.decoding_state import state_bytes
+from nautile.model.decoding.cache import state_bytes
 from nautile.model.decoding.engine import STRIDE
-from nautile.model.decoding.requests import DecodeRequest
-from nautile.model.decoding.slot_programs import SlotPrograms
-from nautile.model.decoding.slots import slot_settings
+from nautile.model.decoding.slots import DecodeRequest, SlotPrograms, slot_settings
 from nautile.model.exports.onnx.folder import WEIGHTS as EXPORTED_WEIGHTS
 from nautile.model.exports.onnx.folder import add_measurement, is_onnx_export
 from nautile.model.runtimes.load import load_runtime

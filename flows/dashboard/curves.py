@@ -16,7 +16,7 @@ from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
 from nautile.flows.dashboard.shared import ChosenRun
 from nautile.flows.run_state import STEPS
 from nautile.store.catalog import CatalogRow
-from nautile.tasks.engine.catalogue import declared, stages_with
+from nautile.tasks.engine.stage import declared, stages_with
 
 FEW_POINTS = 60  # a curve with at most this many points also shows the points
 SMOOTHED_FROM = 50  # minimum points for a moving average, which hides more than it shows with fewer

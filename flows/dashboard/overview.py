@@ -42,7 +42,7 @@ from nautile.flows.run_state import (
 from nautile.store.catalog import CatalogRow
 from nautile.store.mirror import open_store
 from nautile.store.views import run_seconds
-from nautile.tasks.engine.catalogue import page_of, stages_with
+from nautile.tasks.engine.stage import page_of, stages_with
 
 _SPEEDS = ("tokens_per_second", "rollout_tokens_per_second")  # metrics of pretraining and of the RL stages
 

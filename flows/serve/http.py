@@ -45,7 +45,7 @@ from nautile.flows.serve.protocol import (
 from nautile.flows.serve.responses import ChatCompletionResponse, CompletionResponse, ResponseBuilder, constraint_for
 from nautile.flows.serve.token_stream import StreamedText, bytes_of
 from nautile.model.decoding.engine import Engine
-from nautile.model.decoding.requests import (
+from nautile.model.decoding.slots import (
     Chunk,
     DecodeRequest,
     EngineEvent,

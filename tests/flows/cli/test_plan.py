@@ -5,8 +5,7 @@ import pytest
 from nautile.common.events import silent
 from nautile.configs.load import load
 from nautile.data.records import SynthRecord
-from nautile.data.tokens.build import write_tokens
-from nautile.data.tokens.tokenise_file import CorpusPlan
+from nautile.data.tokens.build import CorpusPlan, write_tokens
 from nautile.flows.dag import dag_in
 from nautile.flows.forecast import forecast_reading, pack_anew, reading_markdown
 from tests.support.stages.toy_stages import TOY
