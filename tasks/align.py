@@ -84,7 +84,7 @@ def _check(config: AlignConfig) -> None:
 
 @reinforcement_stage(
     "align",
-    version=9,
+    version=10,
     outputs=("checkpoint", "rollouts", "calibration"),
     limits=lambda section: steps_and_completions(section["align"]),
     calls=_calls,

@@ -38,7 +38,7 @@ def _check(config: ReasonConfig) -> None:
 
 @reinforcement_stage(
     "reason",
-    version=8,
+    version=9,
     outputs=("checkpoint", "rollouts"),
     limits=lambda section: steps_and_completions(section["reason"]),
     check=_check,

@@ -17,7 +17,7 @@ def _limits(section: Mapping[str, Any]) -> list[str]:
 
 @reinforcement_stage(
     "self_distill",
-    version=8,
+    version=9,
     outputs=("traces", "checkpoint"),
     loss=TRACES_LOSS,
     limits=_limits,
