@@ -226,5 +226,5 @@ def _follows(checker: Any, answer: str) -> bool | None:
     try:
         return bool(checker.check_following(answer))
     except _FAILURES as error:
-        logger.warning("%s failed on %r: %s", type(checker).__name__, answer[:_MOST_LOGGED], error)
+        logger.warning("%s failed on %r: %s", type(checker).__name__, answer[:_MOST_LOGGED], str(error)[:_MOST_LOGGED])
         return None
