@@ -191,7 +191,7 @@ def _check_align(config: AlignConfig) -> None:
 
 @reinforcement_stage(
     "align",
-    version=9,
+    version=10,
     outputs=("checkpoint", "rollouts", "calibration"),
     limits=lambda section: _steps_and_completions(section["align"]),
     calls=_judge_calls,
@@ -279,7 +279,7 @@ def _check_reason(config: ReasonConfig) -> None:
 
 @reinforcement_stage(
     "reason",
-    version=8,
+    version=9,
     outputs=("checkpoint", "rollouts"),
     limits=lambda section: _steps_and_completions(section["reason"]),
     check=_check_reason,
@@ -304,7 +304,7 @@ def _completions(section: Mapping[str, Any]) -> list[str]:
 
 @reinforcement_stage(
     "self_distill",
-    version=8,
+    version=9,
     outputs=("traces", "checkpoint"),
     loss=TRACES_LOSS,
     limits=_completions,

@@ -11,10 +11,11 @@ Each HTTP client gets only 8 connections, because httpcore looks at all connecti
 import asyncio
 import functools
 import ssl
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
 import httpx2
@@ -28,6 +29,9 @@ from nautile.data.endpoints.keys import safe_message
 
 CONNECT_S = 5.0
 CONNECTIONS_PER_CLIENT = 8
+GZIP = b"\x1f\x8b"  # how a member begins
+PIECE = 1 << 20
+MOST_CONTENT = 1 << 30  # bytes; the replies of a batch job are one body
 WEB_PAGE = "html"  # the status of an answer that is a web page
 Result = TypeVar("Result")
 LABEL = "nautile_job"  # key in a batch job's metadata, by which a job is found whose id was lost
@@ -74,6 +78,9 @@ def http_clients(config: EndpointConfig, on_headers: OnHeaders) -> list[httpx2.A
 
     async def on_response(response: httpx2.Response) -> None:
         on_headers(response.headers)
+        if response.headers.get("content-encoding", "").strip().lower() in ("gzip", "x-gzip"):
+            response.stream = _Gunzipped(cast(httpx2.AsyncByteStream, response.stream))
+            del response.headers["content-encoding"]
         is_html = response.status_code == 200 and response.headers.get("content-type", "").startswith("text/html")
         if is_html and is_page(await response.aread()):
             message = f"{response.url} answers with a web page (HTML), not as a chat API: check `url`"
@@ -93,6 +100,39 @@ def http_clients(config: EndpointConfig, on_headers: OnHeaders) -> list[httpx2.A
             )
             for _ in range(count)
         ]
+
+
+class _Gunzipped(httpx2.AsyncByteStream):
+    """The content of a gzip body with all its members, of which httpx2 reads the first alone.
+
+    It comes in pieces. Raises `DecodingError` for more than `MOST_CONTENT` bytes, as a small body may hold.
+    """
+
+    def __init__(self, body: httpx2.AsyncByteStream) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        member, content = zlib.decompressobj(zlib.MAX_WBITS | 16), 0
+        async for data in self._body:
+            while True:
+                try:
+                    piece = member.decompress(data, PIECE)
+                except zlib.error as error:
+                    raise httpx2.DecodingError(str(error)) from error
+                if (content := content + len(piece)) > MOST_CONTENT:
+                    raise httpx2.DecodingError(f"a gzip body of more than {MOST_CONTENT} bytes")
+                if piece:
+                    yield piece
+                data = member.unconsumed_tail
+                if member.eof:
+                    data, member = member.unused_data, zlib.decompressobj(zlib.MAX_WBITS | 16)
+                    if not GZIP.startswith(data[:2]):  # padding
+                        return
+                if not data and not piece:
+                    break
+
+    async def aclose(self) -> None:
+        await self._body.aclose()
 
 
 def uses_proxy(url: str) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from nautile.common.errors import ConfigError, Retryable
+from nautile.common.text import first_line
 from nautile.data.chat_template import ParsedReply
 from nautile.data.sources.reasoning_gym import ProblemKind
 from nautile.evals.graders import grading
@@ -19,6 +20,7 @@ from nautile.evals.graders.numbers import parse_number
 
 logger = logging.getLogger(__name__)
 AnswerKind = ProblemKind | Literal["exact", "instructions"]
+MOST_SHOWN = 120  # characters of an error in a line of the log
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # "-3", "$1,200", "3/4", "50%": all of the answer, not a number amid words.
 _PLAIN_NUMBER = re.compile(r"-?[$€£]?-?[0-9][0-9.,/]*%?")
@@ -85,7 +87,7 @@ def grade(item: BenchmarkItem, reply: ParsedReply) -> GradedReply:
     except (ConfigError, Retryable):
         raise
     except Exception as error:  # whatever a library raises on a text is no verdict on it
-        logger.warning("%s %s was not graded: %s: %s", item.benchmark, item.id, type(error).__name__, error)
+        logger.warning("%s %s was not graded: %s", item.benchmark, item.id, _reason(error))
         graded = GradedReply(NOT_GRADED, {})
     if item.own_check is not None:
         graded.details["own_scorer"] = _own_verdict(item.own_check, reply, item.id)
@@ -99,8 +101,13 @@ def _own_verdict(own_check: Callable[[str], bool], reply: ParsedReply, name: str
     try:
         return own_check(reply.answer)
     except Exception as error:  # as in `grade`
-        logger.warning("the data set's own scorer failed on %s: %s: %s", name, type(error).__name__, error)
+        logger.warning("the data set's own scorer failed on %s: %s", name, _reason(error))
         return None
+
+
+def _reason(error: Exception) -> str:
+    """An error in a line of the log. Some messages repeat the whole reply: "could not convert string to float"."""
+    return f"{type(error).__name__}: {first_line(error)[:MOST_SHOWN]}"
 
 
 def _graded(item: BenchmarkItem, reply: ParsedReply) -> GradedReply:

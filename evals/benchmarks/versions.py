@@ -12,7 +12,7 @@ from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
 from nautile.evals.benchmarks.items import AnswerKind
 from nautile.evals.benchmarks.stand_ins import HELD_OUT, STAND_INS
 
-GRADERS: dict[AnswerKind, int] = {"number": 1, "math": 1, "choice": 1, "text": 1, "exact": 1, "instructions": 1}
+GRADERS: dict[AnswerKind, int] = {"number": 2, "math": 2, "choice": 1, "text": 1, "exact": 1, "instructions": 1}
 PROBLEMS = 1  # held-out problems, and how an answer's kind is chosen
 
 

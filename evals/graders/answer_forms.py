@@ -247,7 +247,9 @@ def _value(text: str) -> AnswerForm:
         text = before
     if match := _BASE.match(text):
         base = (match[2] or match[3]).casefold()
-        return AnswerForm("value", match[1].replace(",", "").upper(), unit=(*unit, f"base {_WORDS.get(base, base)}"))
+        base, digits = _WORDS.get(base, base), match[1].replace(",", "").upper()
+        if not base.isdigit() or all(int(digit, 16) < int(base) for digit in digits if digit.isalnum()):
+            return AnswerForm("value", digits, unit=(*unit, f"base {base}"))
     if text in ("\\emptyset", "\\mathbb{R}", "\\R"):
         infinite = (AnswerForm("value", "-\\infty"), AnswerForm("value", "\\infty"))
         return AnswerForm("list") if text == "\\emptyset" else AnswerForm("brackets", "()", infinite)
@@ -410,8 +412,8 @@ def _squeezed(text: str) -> str:
 
 
 def _is_unreadable(text: str) -> bool:
-    """Whether a text can be no value: it has words, or nothing to compute with."""
-    return not text or bool(re.search(r"\\text|\\ldots|\\mathbb|\\emptyset|\\\{|[^\x00-\x7f]", text))
+    """Whether a text can be no value: it has words, a number with an index, or nothing to compute with."""
+    return not text or bool(re.search(r"[0-9]\s?_|\\text|\\ldots|\\mathbb|\\emptyset|\\\{|[^\x00-\x7f]", text))
 
 
 def _units_agree(a: Sequence[str], b: Sequence[str]) -> bool:

@@ -73,12 +73,33 @@ _DENIALS = (
 )
 _SENTENCE_START = re.compile(r"(?:^|(?<=[!?\n;])|(?<=\.)(?![0-9]))\s*+")
 _QUESTION = re.compile(r"[^\s.!?\n;]+\s(?:[^.!?\n;]|\.(?=[0-9]))*\?")  # of several words: "C?" is an answer
+# A question for an amount, or an order to compute one, to its end. Of limited length, or many that never end would take
+# a time that grows with the square of theirs.
+_IN_SENTENCE = r"(?:[^.!?\n;]|\.(?=[^\s.])|(?:(?<=\b[MDS][rst])|(?<=\bMrs))\.){0,400}+"
+_ASKED = re.compile(
+    r"\b(?:how\s+(?:many|much|far|long|old|tall|fast|often|big|large|high|heavy|wide|deep|few)"
+    r"|what(?:['’]s|\s+(?:is|are|was|were|will|would|percent|percentage|fraction|number|amount)))\b"
+    rf"(?!\s+(?:your?|next|else|wrong)\b){_IN_SENTENCE}\?"
+    r"|\bhow\s+(?:many|much)\b[^.!?\n;:=≈0-9]{0,400}+(?:\.(?=\s)|(?=\n)|\.?\s*\Z)"
+    r"|(?:^|(?<=[.!?,]\s)|(?<=\bthen\s)|(?<=\bso\s))(?:calculate|compute|evaluate|simplify|determine|find)\b"
+    rf"(?P<order>{_IN_SENTENCE})(?:\.(?=\s|$)|$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+# In an order: a result behind it, "Find the total: 18", "Simplify to 18".
+_STATES = re.compile(r"[:=≈]|\b(?:to|is|are|get|gives?|yields?|obtain|that)\b", re.IGNORECASE)
+_WORKED_OUT = re.compile(r"[0-9)}%]\s{0,9}[=≈]")
 _SENTENCE_END = re.compile(r"[.!?。！？](?=\s|$)|\n|;")
 _REASON = re.compile(r"\b(?:because|since|rather\s+than|instead\s+of|not)\b", re.IGNORECASE)
 _LINE_END = re.compile(r"\n")
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"[{}]")
+_RUN = re.compile(r"\s{8,}")
 MOST_SPANS = 32  # that end together: a sentence with more marks repeats itself
+
+
+def short_runs(text: str) -> str:
+    """`text` with each long run of white space as one space or line break; patterns would try it at every length."""
+    return _RUN.sub(lambda match: "\n" if "\n" in match.group() else " ", text)
 
 
 def without_denials(text: str) -> str:
@@ -96,6 +117,18 @@ def without_questions(text: str) -> str:
             parts += [text[end : sentence.start()], " … "]
             end = question.end()
     return "".join([*parts, text[end:]])
+
+
+def behind_questions(text: str) -> str:
+    """What an unmarked `text` may state as its answer: what follows its last question for an amount, or order to
+    compute one, since what stands before it are the facts of a problem; other questions are left out.
+
+    If nothing follows, a text that has worked something out ("3 + 4 = 7") may state it before.
+    """
+    asked = [m.end() for m in _ASKED.finditer(text) if m["order"] is None or not _STATES.search(m["order"])]
+    start = asked[-1] if asked else 0
+    worked_out = not text[start:].strip() and _WORKED_OUT.search(text, 0, start)
+    return without_questions(text if worked_out else text[start:])
 
 
 def answer_spans(text: str) -> list[str]:

@@ -57,8 +57,8 @@ def issue_of(reply: ParsedReply, candidates: Sequence[object]) -> GradeIssue | N
 def grade_number(reply: ParsedReply, expected: str) -> Verdict:
     """Grade a number, compared as an exact fraction: "1/2" is 0.5. "%" is a unit, which strict grading ignores.
 
-    Lenient also accepts 50% for 0.5, and reads "1 000" as one number. Raises `ValueError` if `expected` is not a single
-    number.
+    Lenient also accepts 50% for 0.5, and reads "1 000" and "12,5" as one number too. Raises `ValueError` if
+    `expected` is not a single number.
     """
     target = numbers.parse_number(expected)
     if target is None:
@@ -68,9 +68,9 @@ def grade_number(reply: ParsedReply, expected: str) -> Verdict:
     problem = issue_of(reply, candidates)
     # "50%" has the value 50, so that a question for a percentage may be answered with or without the sign.
     strict = problem is None and candidates[0].value == target.value
-    # The last candidate counts, with digit groups read as several numbers or as one.
+    # The last candidate counts, with digits apart read as several numbers or as one.
     text = (reply.answer if candidates else reply.reasoning) or ""
-    joined = numbers.join_spaced_digits(text)
+    joined = numbers.join_digits(text)
     last = [*fallback[-1:], *(numbers.candidates(joined)[-1:] if joined != text else [])]
     lenient = any(n.value == target.value or _as_share(n) == _as_share(target) for n in last)
     return Verdict(strict, lenient, " | ".join(map(str, candidates)) or None, problem)

@@ -25,6 +25,7 @@ from nautile.evals.graders.grading import Verdict
 
 logger = logging.getLogger(__name__)
 _MAX_CHARACTERS = 100_000
+_MOST_LOGGED = 80  # characters of a reply in a line of the log
 _LONG, _LONG_S = 10_000, 5.0  # characters from which a search has a limit of time, and that limit
 _FAILURES: tuple[type[Exception], ...] = (
     *(ValueError, TypeError, LookupError, AttributeError, RecursionError, AssertionError, TimeoutError),
@@ -143,6 +144,13 @@ class _BoundedSearches:
         return re.sub(pattern, to, text) if len(text) < _LONG else regex.sub(pattern, to, text, timeout=_LONG_S)
 
 
+class _ShortLog:
+    """The functions of `logging` that the checkers call: they log a reply as a whole when its language is unknown."""
+
+    def error(self, message: str, *arguments: Any) -> None:
+        logger.warning(message, *(repr(str(argument)[:_MOST_LOGGED]) for argument in arguments))
+
+
 @cache
 def _registry() -> dict[str, Any]:
     """Load IFEval's checkers by name, and everything that they would load lazily."""
@@ -160,6 +168,7 @@ def _registry() -> dict[str, Any]:
     langdetect.DetectorFactory.seed = 0  # otherwise its results are random
     instructions.random = instructions_util.random = _RNG
     instructions.re = instructions_util.re = _BoundedSearches()
+    instructions.logging = _ShortLog()
     with tempfile.TemporaryDirectory(prefix="nautile-nltk-") as folder:
         _write_sentence_model(Path(folder) / "tokenizers" / "punkt_tab" / "english")
         # Only while the model is loaded: NLTK keeps it in memory, and the folder is temporary.
@@ -217,5 +226,5 @@ def _follows(checker: Any, answer: str) -> bool | None:
     try:
         return bool(checker.check_following(answer))
     except _FAILURES as error:
-        logger.warning("%s failed on %r: %s", type(checker).__name__, answer[:80], error)
+        logger.warning("%s failed on %r: %s", type(checker).__name__, answer[:_MOST_LOGGED], str(error)[:_MOST_LOGGED])
         return None

@@ -4,7 +4,14 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from nautile.evals.graders.answer_spans import boxes_at, sentences_at, without_bold, without_denials, without_questions
+from nautile.evals.graders.answer_spans import (
+    behind_questions,
+    boxes_at,
+    sentences_at,
+    short_runs,
+    without_bold,
+    without_denials,
+)
 
 # Of limited length, or many marks that are never closed would take a time that grows with the square of theirs.
 _SEGMENT = re.compile(r"\$\$(.{1,1000}?)\$\$|\$(.{1,1000}?)\$|\\\((.{1,1000}?)\\\)|\\\[(.{1,1000}?)\\\]", re.DOTALL)
@@ -33,12 +40,12 @@ def candidates(text: str, several: bool = False) -> list[str]:
 
     `several`: the expected answer has several parts, so formulas joined by "and", "or" or a comma may be one answer.
     """
-    text = without_denials(without_bold(text))
+    text = without_denials(without_bold(short_runs(text)))
     spans = _stated(text)
     if spans is None:
         return []
     if not spans:
-        text = without_questions(text)
+        text = behind_questions(text)
         spans = [_content(match) for match in _SEGMENT.finditer(text)]
     if not spans:
         stripped = text.strip()

@@ -3,8 +3,9 @@ r"""Parse the numbers that a text states, as exact fractions. Rewards and all nu
 It reads notation (thousands, decimals, fractions, mixed numbers, percent, scientific, scale words, LaTeX, the decimal
 digits of any script, number words if there is no digit), not meaning. The operands of an equation are not candidates:
 in "5 + 7 = 12" only 12 is. Nor are negated numbers ("not 13"), digits inside a name ("H2O"), ordinals ("5th"), terms of
-an expression ("5x", "18 + y") or bounds ("between 15 and 18"). If a text states which number is its answer, an amount
-that the answer is measured against does not count: in "the answer is 5 out of 8" only 5 does.
+an expression ("5x", "18 + y"), bounds ("between 15 and 18", "over 18"), times ("5:30"), amounts in several units ("1
+hour 30 minutes"), or what another is measured against: "18 out of 100" is the score 18, and no ratio. If a text states
+which number is its answer, neither is any later amount of its sentence: in "the answer is $20 for 4 people" only 20 is.
 """
 
 import math
@@ -15,7 +16,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from nautile.evals.graders.answer_spans import answer_spans, boxes_at, without_bold, without_denials, without_questions
+from nautile.evals.graders.answer_spans import (
+    answer_spans,
+    behind_questions,
+    boxes_at,
+    short_runs,
+    without_bold,
+    without_denials,
+)
 from nautile.evals.graders.choices import in_order_of_last
 
 MAX_DIGITS = 300  # a longer literal is noise; Python itself refuses int() of more than 4,300 digits
@@ -56,6 +64,8 @@ _LATEX = (
         r" \1\2/\3\4",
     ),
     (re.compile(r"(?<=-)\s+(?=[0-9.]+/)"), ""),
+    # 12{,}5 is a decimal, 1{,}000 and 12{,}34{,}567 are groups
+    (re.compile(r"(?<=[0-9])\{\s*,\s*\}(?=(?:[0-9]{1,2}|[0-9]{4,})(?![0-9]|\s*\{\s*,))"), "."),
     (re.compile(r"\s*\{\s*,\s*\}\s*|(?<=[0-9]),\s*\\!\s*(?=[0-9]{3}(?![0-9]))"), ","),
     (re.compile(r"\\approx(?![A-Za-z])"), "≈"),
     (re.compile(r"</?(?:b|i|u|em|strong|p|span|code|answer)>", re.IGNORECASE), " "),
@@ -82,7 +92,15 @@ _WORD_FRACTION = re.compile(
     re.IGNORECASE,
 )
 _WORD_AND_A_HALF = re.compile(r"\b([a-z]+)\s+and\s+a\s+half\b", re.IGNORECASE)
-_ZERO_COMMA = re.compile(r"(?<![\w.,])0,(?=[0-9]+(?![\w,]))")  # "0,75": no group of thousands begins with 0
+# A decimal comma where the digits can be neither a group of thousands nor the next item of a list: "0,75", "12,05",
+# "€12,50", "12,5 %", "12,5 km". "12,5" alone may be a list, as the roots in a box are.
+_DECIMAL_COMMA = re.compile(
+    r"(?<![\w.,])0,(?=[0-9]+(?![\w,]))|(?<![\w.,(\[])[0-9]{1,9},(?=0[0-9](?![\w,.]))"
+    r"|(?<=[€£¥₹])[0-9]{1,9},(?=[0-9]{1,2}(?![\w,.]))"
+    r"|(?<![\w.,(\[])[0-9]{1,9},(?=[0-9]{1,2}\s?(?:\\?%|per\s?cent\b|[€£¥₹]|EUR\b|euros?\b))"
+    r"|(?<![\w.,(\[{$])[0-9]{1,9},(?=[0-9]{1,2}\s?(?:[kcm]?m|k?g|mg|m?l|lit(?:er|re)s?|[kcm]m[²³]|hours?|minutes?)(?!\w))",
+    re.IGNORECASE,
+)
 _CURRENCY_AFTER_LETTERS = re.compile(r"(?<=[A-Za-z])[$€£¥₹]")
 _CURRENCY = re.compile(r"[$€£¥₹]")
 _NEGATIVE_WORD = re.compile(r"\b(?:negative|minus)\s+(?=[0-9.])", re.IGNORECASE)
@@ -122,18 +140,24 @@ _BOUNDARY = re.compile(r"[.!?。](?=\s|$)|\n|;|,(?=\s)|\bor\b|\band\b", re.IGNOR
 # "not 13", "isn't -13", "rather than 13", just before the number
 _DENIED = re.compile(r"(?:\bnot|n't|\brather\s+than|\binstead\s+of)\s+-?$", re.IGNORECASE)
 _BOUNDS = re.compile(r"\bbetween\s+\S+\s+and\s+\S+", re.IGNORECASE)
-# Behind a number that is no answer: "5th", "5x", "18 + y", "18π", "5 factorial", "18 or more".
+# Behind a number that is no answer: "5th", "5x", "18 + y", "18π", "5 factorial", "18 or more", "101_2", "3x2".
 _NO_VALUE = re.compile(
-    r"(?:st|nd|rd|th)\b|[axyz]\b|\s*[-+*×·]\s*[nxyz]\b|\s*(?:π|pi\b)|\s+(?:factorial|squared|cubed)\b"
+    r"(?:st|nd|rd|th)\b|[axyz]\b|\s?_\s?\{?(?!10\b)[0-9a-z]|(?!(?:[kcmd]?m|ft|in|yd)[23]\b)[a-z]{1,3}[0-9]|\s*[-+*×·]\s*[nxyz]\b|\s*(?:π|pi\b)|\s+(?:factorial|squared|cubed)\b"
     r"|\+(?!\s*[0-9])|\s+or\s+(?:more|less|fewer)\b",
     re.IGNORECASE,
 )
 # Parts of an answer span after the answer: a remark in brackets, or what the answer is measured against ("out of 8").
 # A remark in brackets that names an alternative is none: "12 (or 13)".
 _REMARK = re.compile(r"(?<=[0-9A-Za-z%])\s*\((?!\s*(?:or|maybe|perhaps|possibly|alternatively)\b)[^()]*\)", re.I)
-_AGAINST = re.compile(r"\b(?:over|out\s+of|within|during|in|for|from|after|at|per)\s+(?:[a-z]+\s+)?[0-9]", re.I)
+_AGAINST = re.compile(
+    r"\b(?:(?<![0-9]\s)over|over(?=\s[0-9.]{1,9}\s[a-z])|out\s+of|within|during|in|for|from|after|at|per)\s+(?:[a-z]+\s+)?[0-9]",
+    re.I,
+)
+_COMMA_OF_LIST_OR_DECIMAL = re.compile(r"(?<![\w.,(\[])([0-9]+),([0-9]{1,2}|[0-9]{4,})(?![\w,]|\.[0-9])")
+_EMPHASIS = re.compile(r"(?<!\w)_{1,2}(?=[^\s_])([^_\n]{1,40})(?<!\s)_{1,2}(?!\w)")
 _SPACED = re.compile(r"(?<![\w.,])[0-9]{1,3}(?: [0-9]{3})+(?![\w]|[.,][0-9]{3})")
-_WORD = re.compile(r"[a-z]+")
+_WORD = re.compile(r"[a-z]+", re.IGNORECASE)
+_APART_WORDS = re.compile(r"[^\s,a-z-]|\n", re.IGNORECASE)  # between two words of different numbers
 # "one" that stands for a thing: "no one", "one of them", "the first one"
 _PRONOUN = re.compile(
     r"\b(?:no|every|any|each|which|this|that|the|first|second|last|only|other|another|right|correct|good)\s+one\b"
@@ -156,6 +180,34 @@ _TERM_OF = re.compile(
 _MADE_OF = re.compile(
     r"\b(?:(?:less|more|greater|fewer|higher|lower|larger|smaller)\s+than|(?:half|third|quarter)\s+of|twice|double"
     r"|triple|root\s+of|multiple\s+of|divided\s+by|up\s+to)\s+(?=-?[0-9.])",
+    re.IGNORECASE,
+)
+# What is no value whatever stands beside it: a time of day; an amount in several units, of which none is the whole
+# ("1 hour 30 minutes", "5'6\""); the number behind "over"; of "18 out of 100" the 100; an index.
+_UNITS = (
+    ("years?|yrs?", "months?", "weeks?", "days?|d", "hours?|hrs?|h", "minutes?|mins?|m", "seconds?|secs?|s"),
+    ("miles?|mi", "yards?|yd", "feet|foot|ft|'", "inch(?:es)?|in|''|\""),
+    ("km|kilomet(?:er|re)s?", "met(?:er|re)s?|m", "cm|centimet(?:er|re)s?", "mm|millimet(?:er|re)s?"),
+    ("kg|kilograms?|kilos?", "g|grams?"),
+    ("tons?", "pounds?|lbs?", "ounces?|oz"),
+    ("gallons?", "quarts?", "pints?", "cups?", "ounces?|oz"),
+    ("dollars?|euros?|pounds?", "cents?|pence"),
+)
+_AMOUNT = r"(?:[0-9]{1,9}\s)?[0-9][0-9.,/]{0,12}[\s-]?"
+_APART = re.compile(
+    r"(?<![\w:.,])[0-9]{1,2}:[0-5][0-9](?::[0-5][0-9])?(?![0-9:]|-?[0-9])|"
+    + "|".join(
+        rf"(?<![\w./]){_AMOUNT}(?:{larger})(?:(?<!\w)|(?!\w)|(?=[0-9]))"
+        rf"(?:\s?,?\s?(?:and\s)?{_AMOUNT}(?:{'|'.join(units[at:])})(?!\w))+"
+        for units in _UNITS
+        for at, larger in enumerate(units[:-1], 1)
+    ),
+    re.IGNORECASE,
+)
+_NOT_ITSELF = re.compile(
+    r"\b(?:(?<![0-9]\s)over|over(?=\s[0-9.]{1,9}\s[a-z])|under|above|below|than|exceeds|exceeding)[\s{}]{1,3}(?=-?[0-9.])"
+    r"|(?<![\w./,%])[0-9]{1,9}[\s{}]{1,3}(?:(?:[a-z]+\s){0,2}out\s)?of[\s{}]{1,3}(?:the\s)?(?=[0-9])"
+    r"|(?<=[0-9])\s?_\s?\{?(?=[0-9])",
     re.IGNORECASE,
 )
 _BEFORE_IN_CLAUSE = re.compile(r"[^.,;!?\n=≈]*$")
@@ -186,13 +238,13 @@ def candidates(text: str) -> list[Number]:
 
     Those in its answer spans (`\\boxed`, "the answer is") if there are any, else all of them.
     """
-    text = _SIGN_APART.sub(" -", _SIZE.sub("", without_denials(without_bold(text))))
+    text = _SIGN_APART.sub(" -", _SIZE.sub("", without_denials(without_bold(short_runs(text)))))
     if (cut := _OPEN_BOX.search(text)) and not boxes_at(text[cut.start() :]):
         text = text[: cut.start()]  # truncated inside a box: the content is incomplete
     committed = [number for span in answer_spans(text) for number in numbers_in(_answer_part(span))]
     if committed or boxes_at(text):
         return in_order_of_last(committed)
-    return in_order_of_last(numbers_in(without_questions(text)))
+    return in_order_of_last(numbers_in(behind_questions(text)))
 
 
 def _answer_part(span: str) -> str:
@@ -205,20 +257,23 @@ def _answer_part(span: str) -> str:
     return span[: against.start()] if against and numbers_in(span[: against.start()]) else span
 
 
-def join_spaced_digits(text: str) -> str:
-    """Join digit groups separated by ordinary spaces ("1 000"), which `numbers_in` reads as separate numbers."""
-    return _SPACED.sub(lambda match: match.group().replace(" ", ""), text)
+def join_digits(text: str) -> str:
+    """Join digits that `numbers_in` reads as separate numbers, as "1 000" and "12,5" may be."""
+    text = _SPACED.sub(lambda match: match.group().replace(" ", ""), text)
+    return _COMMA_OF_LIST_OR_DECIMAL.sub(r"\1.\2", text)
 
 
 def numbers_in(text: str) -> list[Number]:
     """Return every number in `text`, in order, with repeats; number words count only if there is no digit."""
     text = _normalised(text)
     if not any("0" <= c <= "9" for c in text):
-        return [Number(value) for value in _spelled(_PRONOUN.sub(" ", text))]
+        text = _NEGATIVE_WORD.sub("-", _with_digits(_PRONOUN.sub(" ", text)))
     # Literals with their positions, without negated ones, ordinals, terms and bounds.
     literals = [(m.start(), m.end(), n) for m in _LITERAL.finditer(text) if (n := _number(m, text)) is not None]
     no_values = bytearray(len(text) + 1)  # 1 at the characters of bounds and of terms of an expression
     spans = [match.span() for match in _BOUNDS.finditer(text)]
+    spans += [match.span() for match in _APART.finditer(text)]
+    spans += [(match.end(), match.end() + 2) for match in _NOT_ITSELF.finditer(text)]
     spans += [match.span() for match in _STRETCH.finditer(text) if _TERM_OF.search(match.group())]
     for made in _MADE_OF.finditer(text):
         clause = _BEFORE_IN_CLAUSE.search(text, max(0, made.start() - 200), made.start())
@@ -260,14 +315,14 @@ def _normalised(text: str) -> str:
         else:
             out.append(c)
     # Then by patterns, whose order matters: LaTeX such as `\$` is resolved before currency signs are removed.
-    text = without_bold("".join(out)).replace("**", "^").translate(_CHARACTERS)
+    text = _EMPHASIS.sub(r"\1", without_bold("".join(out)).replace("**", "^").translate(_CHARACTERS))
     for pattern, replacement in _HALVES:
         text = pattern.sub(replacement, text)
     text = _WORD_FRACTION.sub(lambda match: f"{_WORDS[match[1].lower()]}/{_PARTS[match[2].lower()]}", text)
     text = _WORD_AND_A_HALF.sub(
         lambda match: f"{_WORDS[word]} 1/2" if (word := match[1].lower()) in _WORDS else match.group(), text
     )
-    text = _ZERO_COMMA.sub("0.", text)
+    text = _DECIMAL_COMMA.sub(lambda match: match.group().replace(",", "."), text)
     for pattern, replacement in _LATEX:
         text = pattern.sub(replacement, text)
     text = _CURRENCY.sub("", _CURRENCY_AFTER_LETTERS.sub(" ", text))
@@ -338,40 +393,43 @@ def _results_only(numbers: list[tuple[int, int, Number]], text: str) -> list[tup
     return results
 
 
-def _spelled(text: str) -> list[Fraction]:
-    """Parse numbers written in words: "minus one hundred and five" is one number, "two or three" are two."""
-    values: list[Fraction] = []
+def _with_digits(text: str) -> str:
+    """`text` with numbers in words as digits: "one hundred and five" is 105, "two or three" are two."""
+    out: list[str] = []
     total = current = 0  # completed thousands, millions, …; the part below the next scale word
     state = ""  # the kind of the last number word, "" outside a number
-    sign, after_sign = 1, False
+    done = end = 0  # what has been written of `text`; the end of the number's last word
 
     def close() -> None:
-        nonlocal total, current, state, sign
+        nonlocal total, current, state, done
         if state:
-            values.append(Fraction(sign * (total + current)))
-        total, current, state, sign = 0, 0, "", 1
+            out.append(str(total + current) if total + current < 10**MAX_DIGITS else "…")
+            done = end
+        total, current, state = 0, 0, ""
 
-    for token in _WORD.findall(text.lower()):
-        if token in ("minus", "negative"):
+    for match in _WORD.finditer(text):
+        token, gap = match.group().lower(), text[end : match.start()]
+        if state and (_APART_WORDS.search(gap) or ("," in gap and state != "scale")):
             close()
-            after_sign = True
-            continue
-        if token in _WORDS:
-            value = _WORDS[token]
-            # "twenty" and "five" join, "five" and "six" do not.
-            joins = (state == "tens" and 0 < value < 10) or state in ("hundred", "scale")
-            if state and not joins:
-                close()
-            if not state and after_sign:
-                sign = -1
+        value = _WORDS.get(token)
+        begins = value is not None or token in ("hundred", "thousand", "million", "dozen")
+        # "twenty" and "five" join, "five" and "six" do not.
+        if value is not None and state and not ((state == "tens" and 0 < value < 10) or state in ("hundred", "scale")):
+            close()
+        if begins and not state:
+            out.append(text[done : match.start()])
+        if value is not None:
             current, state = current + value, "tens" if value >= 20 else "unit"
-        elif token in _SCALES and token != "k" and (state or token in ("hundred", "thousand", "million", "dozen")):
+        elif token in _SCALES and token != "k" and (state or begins):
             current = max(current, 1) * _SCALES[token]
             state = "hundred" if token == "hundred" else "scale"
             if token not in ("hundred", "dozen"):
                 total, current = total + current, 0
-        elif not (token == "and" and state in ("hundred", "scale")):
+        elif token == "and" and state in ("hundred", "scale"):
+            continue
+        else:
             close()
-        after_sign = False
+            continue
+        end = match.end()
     close()
-    return values
+    return "".join([*out, text[done:]])

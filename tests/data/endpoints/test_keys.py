@@ -1,6 +1,7 @@
 """A key of any length is in nothing that is written; a word in the place of a key is none."""
 
 import json
+import logging
 
 import pytest
 
@@ -105,3 +106,21 @@ def test_a_list_of_models_does_not_show_a_key(pool_for, monkeypatch):
     with FakeOpenAI(models=names) as server, pytest.raises(ConfigError, match=r"model-of-\[key\]") as refused:
         pool_for(fake=config(server)).check()
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["openai", "mistral"])
+def test_no_logger_at_any_level_writes_a_key_a_prompt_or_a_reply(pool_for, monkeypatch, caplog, kind):
+    monkeypatch.setenv("FAKE_KEY", key := "hunter2-hunter2!")
+    prompt, said = "what is asked of the sea", "what the sea answers"
+    caplog.set_level(logging.DEBUG)
+    for name in list(logging.root.manager.loggerDict):
+        caplog.set_level(logging.DEBUG, logger=name)
+    server = FakeOpenAI(
+        key=key, faults={0: "500", 1: "400"}.get, fault_message=f"no: {prompt} {key}", reply=lambda body: said
+    )
+    with server:
+        pool_for(fake=config(server, kind)).ask(requests(prompt))
+        (reply,) = pool_for(fake=config(server, kind), cache="other").ask(requests(prompt))
+    assert reply.text == said
+    assert any(record.name.startswith("httpcore") for record in caplog.records), "the libraries were heard"
+    assert [text for text in (key, said, prompt) if text in caplog.text] == []

@@ -88,3 +88,13 @@ KINDS = {
 @pytest.mark.parametrize(("kind", "answer"), [(kind, answer) for kind in KINDS for answer in KINDS[kind]])
 def test_the_kind_of_an_answer_is_found_by_reading_it(kind, answer):
     assert answer_kind(answer) == kind
+
+
+def test_an_error_that_repeats_a_reply_is_not_logged_as_a_whole(monkeypatch, caplog):
+    text = "a long reply " * 300
+    item = BenchmarkItem("b", 0, "0", "?", "number", "12", own_check=float)
+    monkeypatch.setattr(benchmark_items.grading, "grade_number", lambda reply, expected: float(reply.answer))
+    graded = grade(item, ParsedReply("", text, True, True))
+    assert (graded.verdict.problem, graded.details["own_scorer"]) == ("not_graded", None)
+    assert caplog.text.count("could not convert string to float: 'a long reply") == 2
+    assert text[:200] not in caplog.text

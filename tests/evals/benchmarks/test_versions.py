@@ -48,7 +48,7 @@ def test_a_benchmark_has_the_versions_of_its_parser_and_of_its_graders():
     assert versions(["arc", "gsm8k"]) == {
         "arc_easy": {"questions": 1, "choice": 1},
         "arc_challenge": {"questions": 1, "choice": 1},
-        "gsm8k": {"questions": 1, "number": 1},
+        "gsm8k": {"questions": 1, "number": 2},
     }
     assert versions(["no such benchmark"]) == {}
     assert versions([HELD_OUT])[HELD_OUT].keys() == {"questions", "number", "math", "choice", "text"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nautile.evals.graders.answer_spans import MOST_SPANS, answer_spans, boxed
+from nautile.evals.graders.answer_spans import MOST_SPANS, answer_spans, behind_questions, boxed
 
 
 @pytest.mark.parametrize("mark", ["#### ", "the answer is "])
@@ -55,3 +55,25 @@ def test_a_heading_is_no_mark_and_a_mark_no_heading(text, spans):
 )
 def test_a_box_holds_what_is_between_its_own_braces(text, contents):
     assert boxed(text) == contents
+
+
+@pytest.mark.parametrize(
+    ("text", "stated"),
+    [
+        ("She has 3. How many has he? He has 4.", "He has 4."),
+        ("She has 3. How many has he by 4 p.m.?", ""),
+        ("Mr. Hill has 3. How much does Mr. Hill lack?", ""),
+        ("How many are left", ""),
+        ("How many are left: 3", "How many are left: 3"),
+        ("She has 3, so find what he has.", ""),
+        ("Find the rest. 7 - 3 = 4. Then compute the price. 4 * 2 = 8", "4 * 2 = 8"),
+        ("Compute: 4 * 2 = 8.", "Compute: 4 * 2 = 8."),
+        ("Simplify to $4$.", "Simplify to $4$."),
+        ("3 + 4 = 7. How many is that?", "3 + 4 = 7. …"),
+        ("It is 3. What's your next question?", "It is 3. …"),
+        ("It is 3. How can I help you?", "It is 3. …"),
+        ("It is 3. Is there more?", "It is 3. …"),
+    ],
+)
+def test_what_stands_before_a_question_for_an_amount_is_the_problem(text, stated):
+    assert behind_questions(text).strip() == stated

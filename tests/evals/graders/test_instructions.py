@@ -209,3 +209,19 @@ def test_long_replies_are_searched_with_the_same_results(monkeypatch, name):
     for text, follows in ((kept, True), (broken, False)):
         _, (result,) = grade_instructions(ParsedReply("", text, True, True), "Write.", [name], [arguments])
         assert result.strict is follows
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "character"),
+    [
+        ("language:response_language", {"language": "de"}, "1"),
+        ("change_case:english_capital", {}, "Ⅷ"),
+        ("change_case:english_lowercase", {}, "ⅷ"),
+    ],
+)
+def test_a_reply_whose_language_is_unknown_is_not_logged_as_a_whole(caplog, capfd, name, arguments, character):
+    reply = ParsedReply("", character * 4000, True, True)
+    _, (result,) = grade_instructions(reply, "Write.", [name], [arguments])
+    assert result.strict  # as IFEval counts it
+    assert "Unable to detect language" in caplog.text
+    assert character * 90 not in caplog.text + "".join(capfd.readouterr())

@@ -57,7 +57,8 @@ def test_an_answer_of_several_parts_may_stand_in_several_formulas(text, stated):
         "\\boxed{1} " * 12_000, "\\boxed{" * 14_000, "$" * 100_000, "\\(" * 50_000, "the answer is $" * 7000,
         "the answer is \\boxed{1}. " * 4000, "\n" * 100_000, "\n " * 50_000, "<answer>" * 12_000, "#### a b\n" * 11_000,
         "answer\n" * 14_000, "{" * 100_000, "or " * 33_000, "the answer is \\(" * 2500, "\\boxed{1}" + " " * 100_000,
-        "the answer is $1$ is " * 5000, "\\boxed{" * 9000 + "}" * 9000, "$1$" + "}" * 100_000,
+        "$1$" + " " * 100_000 + "or", "how many " * 11_000, "the answer is $1$ is " * 5000,
+        "\\boxed{" * 9000 + "}" * 9000, "$1$" + "}" * 100_000,
     ],
 )  # fmt: skip
 def test_a_long_reply_is_read_in_linear_time(text):
