@@ -15,8 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from nautile.tasks.reason import reason
-
 from nautile.common.errors import ConfigError
 from nautile.configs.base import SeedName
 from nautile.configs.endpoint import with_fallbacks
@@ -33,7 +31,7 @@ from nautile.tasks.engine.stage import Stage
 from nautile.tasks.evaluate import evaluate, held_out
 from nautile.tasks.ingest import AGAINST, ingest
 from nautile.tasks.pretrain import START, pretrain
-from nautile.tasks.reinforce import align, self_distill
+from nautile.tasks.reinforce import align, reason, self_distill
 from nautile.tasks.report import report
 
 DAG_VARIABLE = "NAUTILE_DAG"
