@@ -292,8 +292,8 @@ def update(
     A_i is the advantage of trace i, CE_i the mean cross-entropy of its tokens: "the cross-entropy gradient for each
     example is scaled by its advantage". `aggregate` "batch_tokens" is the mean over all tokens of A_i * CE instead, in
     which every token has the same weight, as in the paper's update rule of stage 1. With "example" the tokens of short
-    traces weigh most: a model that can also answer without thinking may learn to do so (docs/log.md). The tokens are
-    those of the completions: prompts have weight 0, whatever `train_on` their source in pretraining had.
+    traces weigh most: a model that can also answer without thinking may learn to do so (docs/decisions.md). The tokens
+    are those of the completions: prompts have weight 0, whatever `train_on` their source in pretraining had.
 
     `tx_of` makes the optimizer for a learning-rate schedule, here the constant `rate`. Returns parameters, state, the
     loss, and what `finite_update` measured.

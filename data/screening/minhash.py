@@ -5,8 +5,8 @@ whose sets of 5-grams have a Jaccard similarity of 0.75 share a band with a prob
 5 %.
 
 The 5-grams are hashed by `data.screening.words`; `rensa` computes R-MinHash values of the hashes, 130 times as fast as
-`datasketch` (docs/log.md). A signature depends on its text alone. A version of rensa that computes other values has
-another `ALGORITHM_VERSION` and is rejected. In scripts without spaces a word is as long as a clause, so fewer near
+`datasketch` (docs/decisions.md). A signature depends on its text alone. A version of rensa that computes other values
+has another `ALGORITHM_VERSION` and is rejected. In scripts without spaces a word is as long as a clause, so fewer near
 copies are found.
 """
 

@@ -1,7 +1,7 @@
 """Send metrics to an OpenTelemetry collector.
 
 The library's `MeterProvider` exports only the newest value of each gauge, so its exporter is called directly with all
-points (docs/log.md).
+points (docs/decisions.md).
 """
 
 import logging

@@ -1,6 +1,7 @@
 """Write metrics for TensorBoard.
 
-tensorboardX's `SummaryWriter` blocks for ever once the disk is full, so only its file format is used (docs/log.md).
+tensorboardX's `SummaryWriter` blocks for ever once the disk is full, so only its file format is used
+(docs/decisions.md).
 """
 
 import uuid
