@@ -35,14 +35,14 @@ GLOSSARY: dict[str, dict[str, Metric]] = {
         "loss": Metric(
             "Loss",
             NATS,
-            "Mean cross-entropy of the targets trained on since the last point; of a source with train_on = replies "
-            "those of its replies.",
+            "Mean cross-entropy since the last point, of the tokens that are trained on: with train_on = replies, "
+            "those of the replies.",
             "Falls fast at first, then ever more slowly; a lasting rise means a learning rate that is too high.",
         ),
         "bits_per_byte": Metric(
             "Bits per byte",
             "bits per byte",
-            "The loss for each byte of the targets trained on, comparable between tokenizers, but not between "
+            "The loss for each byte of the text that is trained on. Comparable between tokenizers, not between "
             "settings of train_on.",
             "Lower is better; about 1 is a good small model on web text.",
         ),
@@ -50,20 +50,20 @@ GLOSSARY: dict[str, dict[str, Metric]] = {
             "Learning rate",
             "",
             "The step size that the schedule gives.",
-            "Rises through the warm-up, holds or decays as configured: it follows the schedule exactly.",
+            "Rises in the warm-up, then holds or decays as configured.",
             smooth=False,
         ),
         "gradient_norm": Metric(
             "Gradient norm",
             "",
             "Norm of the gradient before clipping.",
-            "Steady or slowly falling; spikes go before a loss that diverges.",
+            "Steady or slowly falling; spikes announce a loss that diverges.",
         ),
         "grad_norm": Metric(
             "Gradient norm",
             "",
             "Norm of the gradient before clipping.",
-            "Steady; spikes mean that few rollouts rule the update.",
+            "Steady; spikes mean that a few rollouts dominate the update.",
         ),
         "update_norm": Metric(
             "Update norm",
@@ -75,7 +75,7 @@ GLOSSARY: dict[str, dict[str, Metric]] = {
             "Skipped updates",
             "updates",
             "Updates left out because they were not finite, since the start.",
-            "0. A few are survived; a growing count means unstable numbers.",
+            "0. A few do no harm; a growing count means that training is unstable.",
             smooth=False,
         ),
         "tokens_per_second": Metric(
@@ -112,7 +112,7 @@ GLOSSARY: dict[str, dict[str, Metric]] = {
         "validation_loss": Metric(
             "Validation loss",
             NATS,
-            "Loss on texts that are held out, over the same targets as the loss: with train_on = replies, those of the "
+            "Loss on texts that are held out, over tokens of the same kind: with train_on = replies, those of the "
             "replies.",
             "Falls with the loss; a rise while the loss falls is overfitting.",
             smooth=False,
@@ -120,7 +120,7 @@ GLOSSARY: dict[str, dict[str, Metric]] = {
         "validation_bits_per_byte": Metric(
             "Validation bits per byte",
             "bits per byte",
-            "Bits for each byte of those targets, on texts that are held out.",
+            "The validation loss for each byte of its text.",
             "Falls with the training curve.",
             smooth=False,
         ),
@@ -238,7 +238,7 @@ GLOSSARY: dict[str, dict[str, Metric]] = {
             "Norm of g-",
             "",
             "Norm of the gradient of the rollouts below their group's mean.",
-            "Of the size of the norm of g+; far larger, it unlearns.",
+            "Of the size of the norm of g+; if far larger, the policy unlearns.",
         ),
         "balance_factor": Metric(
             "Balance factor",
@@ -275,7 +275,7 @@ GLOSSARY: dict[str, dict[str, Metric]] = {
             "Chance of the guard's change",
             "p-value",
             "How likely a change this large is by chance (paired test against the best reading).",
-            "Below 0.05 the change is taken for real.",
+            "Two readings in a row below 0.01 are taken for a real fall.",
             smooth=False,
         ),
         "rollout_tokens_per_second": Metric("Speed of rollouts", SPEED, "Tokens sampled in a second.", "Flat."),
@@ -329,7 +329,7 @@ GLOSSARY: dict[str, dict[str, Metric]] = {
         "mean_difficulty": Metric(
             "Mean difficulty", "0 to 1", "Mean difficulty of the kept documents.", "Spread over the scale."
         ),
-        "tokens": Metric("Tokens", "tokens", "Tokens written.", "As the budget of training asks."),
+        "tokens": Metric("Tokens", "tokens", "Tokens written.", "As many as the pretraining needs."),
         "cropped": Metric(
             "Cropped", "tokens", "Tokens of documents beyond the length of a row, which are left out.", "Few."
         ),
