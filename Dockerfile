@@ -1,4 +1,4 @@
-# The image of the server, the dashboard and workers without an accelerator: docs/operations.md, "On a server". One image
+# The image of the server, the dashboard and workers without an accelerator: docs/servers.md, "On a server". One image
 # for all three, so that they have the same code. A worker with a GPU is an image on top of it:
 #   FROM nautile:local
 #   RUN /opt/nautile/.venv/bin/python -m pip install --no-cache-dir "/opt/nautile[gpu]"    (as root)

@@ -279,8 +279,8 @@ def update(
     A_i is the advantage of trace i, CE_i the mean cross-entropy of its completion's tokens. `aggregate` "batch_tokens"
     is the mean over all tokens of A_i * CE instead, in which every token has the same weight, as in the paper's update
     rule of stage 1. With "example" the tokens of short traces weigh most: a model that can also answer without thinking
-    may learn to do so (docs/log.md). The temperature is 1, whatever that of sampling was: the model is fitted as it
-    will be used.
+    may learn to do so (docs/decisions.md). The temperature is 1, whatever that of sampling was: the model is fitted as
+    it will be used.
 
     `tx_of` makes the optimizer for a learning-rate schedule, here the constant `rate`. Returns parameters, state, the
     loss, and what `finite_update` measured.

@@ -6,7 +6,7 @@
 Runs the sweep (`nautile sweep`), which resumes after a stop, and writes `ladder.md`. A seed draws data, weights and
 samples; the test problems are the same for all. Means and leads are over seeds, with Student's t intervals
 (`evals.scoring.over_seeds`). The settings were chosen on problems of the guard split, which are others
-(docs/log.md). `--report` only writes the table of the runs that are finished.
+(docs/decisions.md). `--report` only writes the table of the runs that are finished.
 """
 
 import os

@@ -6,7 +6,7 @@ values are specified for every platform and version.
 Two texts with an equal value in any MinHash band (LSH) count as near copies: word 5-grams and 112 values in 14 bands of
 8, as for FineWeb (Penedo et al. 2024, arXiv:2406.17557, §3.4). Two documents whose sets of 5-grams have a Jaccard
 similarity of 0.75 share a band with a probability of 77 %; of 0.8, 92 %; of 0.5, 5 %. `rensa` computes R-MinHash values
-of the 5-grams' hashes, 130 times as fast as `datasketch` (docs/log.md); a version that computes other values is
+of the 5-grams' hashes, 130 times as fast as `datasketch` (docs/decisions.md); a version that computes other values is
 rejected. In scripts without spaces a word is as long as a clause, so fewer near copies are found.
 """
 

@@ -3,7 +3,7 @@
 Any page that a browser shows can send requests to the server. CORS prevents such a page from reading responses, but not
 from starting runs: a POST whose body has no content type is sent without a preflight request, and Prefect parses it as
 JSON. CORS does not apply to WebSockets at all, over which events are read. Prefect's own CSRF protection writes a token
-for each client to its database (docs/log.md); this middleware only checks headers.
+for each client to its database (docs/decisions.md); this middleware only checks headers.
 
 A content security policy keeps Prefect's page from connecting to other servers: its newer version loads Amplitude's
 client, which contacts its vendor even with PREFECT_SERVER_ANALYTICS_ENABLED=false.

@@ -1,7 +1,7 @@
 """Calls to a Prefect server's API without Prefect's client, whose import takes seconds.
 
 A server with CSRF protection accepts changes only with a token, which the client requests first. The server of
-`nautile up` has no such protection (docs/log.md); other servers may have it.
+`nautile up` has no such protection (docs/decisions.md); other servers may have it.
 
 httpx is imported at the first call: `nautile status` makes none unless a run waits for an approval.
 """

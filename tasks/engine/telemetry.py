@@ -409,7 +409,8 @@ class WandbClient:
 class TensorboardClient:
     """Writes an event file of TensorBoard into a folder, one for each attempt.
 
-    tensorboardX's `SummaryWriter` blocks for ever once the disk is full, so only its file format is used (docs/log.md).
+    tensorboardX's `SummaryWriter` blocks for ever once the disk is full, so only its file format is used
+    (docs/decisions.md).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -442,8 +443,8 @@ class OtlpClient:
     """Sends metrics to an OpenTelemetry collector.
 
     The library's `MeterProvider` exports only the newest value of each gauge, so its exporter is called directly with
-    all points (docs/log.md). Each measurement is a point of a gauge, with its own time. The step is a second gauge,
-    because an attribute with a new value for each point would make each point a time series of its own.
+    all points (docs/decisions.md). Each measurement is a point of a gauge, with its own time. The step is a second
+    gauge, because an attribute with a new value for each point would make each point a time series of its own.
     """
 
     def __init__(self, address: str, timeout_s: float) -> None:

@@ -1,6 +1,7 @@
-"""docs/operations.md: its commands are run over the toy chain's store, section by section, and its settings are loaded.
+"""docs/operations.md and servers.md: their commands are run over the toy chain's store, section by section.
 
-What is not run says why on the page. One Prefect server is shared; every section has a store and a folder of its own.
+Settings are loaded, and what is not run says why on the page. One Prefect server is shared; every section has a store
+and a folder of its own.
 """
 
 import os
@@ -26,7 +27,7 @@ from tests.support.stages.toy_dag import TOY_DAG
 from tests.support.stages.toy_stages import TOY
 
 DOCS = ROOT / "docs"
-TEXT = (DOCS / "operations.md").read_text(encoding="utf-8")
+TEXT = "\n".join((DOCS / name).read_text(encoding="utf-8") for name in ("operations.md", "servers.md"))
 SECTIONS = sections(TEXT)
 TRIED = [title for title, items in SECTIONS.items() if any(isinstance(item, Command) for item in items)]
 LAUNCHERS = sections((DOCS / "launchers.md").read_text(encoding="utf-8"))["A work pool on Kubernetes"]
@@ -34,7 +35,7 @@ READERS = {"runs", "status", "logs", "sql", "store", "sweep"}  # run in this pro
 SHOWN_RUN = "9a3361d3-b032-424e-b340-660879190fda"
 PAGES = [
     ROOT / "README.md",
-    *(DOCS / name for name in ("operations.md", "store.md", "scale.md", "export.md", "uses.md")),
+    *(DOCS / name for name in ("operations.md", "servers.md", "store.md", "scale.md", "export.md", "uses.md")),
 ]
 
 
