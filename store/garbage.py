@@ -318,7 +318,7 @@ def _versions_to_keep(store: Store, artifacts: list[Artifact], rules: RetentionC
     planned_keys, planned_inputs = _planned(store)
     # An execution is kept as a whole if any rule keeps one of its artifacts.
     oldest = None if rules.days is None else time.time() - DAY_S * rules.days
-    newest = _newest_of_each_label(live, rules.newest or 0)
+    newest = _newest_of_each_label(store.by_publication(live), rules.newest or 0) if rules.newest else set()
     kept_executions = {
         (artifact.key, artifact.execution)
         for artifact in live
@@ -404,15 +404,11 @@ def _with_inputs(artifacts: Iterable[Artifact], versions: set[VersionId]) -> set
 
 
 def _newest_of_each_label(live: list[Artifact], count: int) -> set[Published]:
-    """The `count` newest executions of each label."""
-    by_label: dict[str, dict[Published, float]] = defaultdict(dict)
-    for artifact in live:
-        by_label[artifact.manifest["label"]][artifact.key, artifact.execution] = _created(artifact)
-    return {
-        execution
-        for created in by_label.values()
-        for execution in sorted(created, key=lambda name: (created[name], name), reverse=True)[:count]
-    }
+    """The `count` newest executions of each label. `live`: in the order of their publication."""
+    by_label: dict[str, dict[Published, None]] = defaultdict(dict)
+    for artifact in reversed(live):
+        by_label[artifact.manifest["label"]].setdefault((artifact.key, artifact.execution))
+    return {execution for executions in by_label.values() for execution in list(executions)[:count]}
 
 
 def _digest_records(store: Store) -> Iterator[Garbage]:
