@@ -36,6 +36,7 @@ from nautile.tasks.engine.errors import StageCrash
 from nautile.tasks.engine.fanout import own_disk
 from nautile.tasks.engine.fanout.executor import ExecutorFactory, local_executor, ray_executor
 from nautile.tasks.engine.fanout.runner import FanOutRunner
+from nautile.tasks.engine.job import check_inputs
 from nautile.tasks.engine.stage import RunContext, Stage
 from nautile.tasks.engine.staging import PublishedAs, Staging, failure_in_sweep, open_staging
 from nautile.tasks.engine.telemetry.forwarder import Forwarder, forwarder_of
@@ -115,7 +116,12 @@ class _Attempt:
                     if reusable := self._reusable():  # likewise the previous holder of the lease
                         return self._reuse(reusable)
                 send = not self._hosts_have_own_disks()
-                with self.store.mirrored_staging(self.key, send=send, check=lease.check):
+
+                def check() -> None:
+                    lease.check()
+                    self._check_inputs()
+
+                with self.store.mirrored_staging(self.key, send=send, check=check):
                     return self._produce(lease)
         finally:
             lock.release()
@@ -249,6 +255,7 @@ class _Attempt:
             fields = {name: live[name] for name in ("done", "total", "unit", "note") if live.get(name) is not None}
             self.log.notify("running", metrics=live.get("metrics", {}), phase=live.get("phase", ""), **fields)
             if time.monotonic() - ingested_at > INGEST_EVERY_S:
+                self._check_inputs()
                 self.log.ingest(unless_s=INGEST_EVERY_S)
                 forwarder.forward()
                 ingested_at = time.monotonic()
@@ -260,6 +267,11 @@ class _Attempt:
         # The fan-outs must be complete before the function, which reads what they wrote.
         peak_bytes = self._run_fan_outs(staging, on_progress) if self.stage.fan_outs else 0
         self._run_function(staging, on_progress, peak_bytes)
+
+    def _check_inputs(self) -> None:
+        """Raise `Retryable` if an input has been replaced, so that nothing is made or sent that is of two versions."""
+        folders = {name: artifact.folder for name, artifact in self.inputs.items()}
+        check_inputs(self.store.staging_files(self.key).folder, folders)
 
     def _run_fan_outs(self, staging: Staging, on_progress: Progress) -> int:
         """Run the items that are not done. Returns the peak memory of any one of them, in bytes."""
