@@ -203,7 +203,7 @@ def _at_remote(store: MirroredStore, stale_days: float) -> Iterator[Garbage]:
     for name, entry in store.remote.names(STAGING).items():
         by_key[name.partition("/")[0]][f"{STAGING}/{name}"] = entry
     # Of keys with an artifact here. Work that no machine has finished may be all that is left of one.
-    for key in by_key.keys() & {key for _, key, _, _ in store.folders()}:
+    for key in sorted(by_key.keys() & {key for _, key, _, _ in store.folders()}):
         entries = by_key[key].values()
         is_old = all(entry.written is not None and entry.written < older_than for entry in entries)
         if is_old and not _in_use(store, key, server_time):

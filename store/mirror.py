@@ -133,14 +133,14 @@ class MirroredStore(Store):
         # second alone, and is not taken for one that was removed at the remote.
         local_versions = dict(self._local_versions())
         remote_versions = self._published_versions()
-        new = [remote_versions[version] for version in remote_versions.keys() - local_versions.keys()]
+        new = [remote_versions[version] for version in sorted(remote_versions.keys() - local_versions.keys())]
         # Oldest first, so that versions that are already live are superseded in the order in which they were made.
         for manifest in sorted(filter(None, self.remote.map(self._remote_manifest, new)), key=version_order):
             self._add_without_files(manifest, held)
         # Versions that the remote no longer has: gc on another machine removed them, or somebody emptied the bucket.
         missing = [
             version
-            for version in local_versions.keys() - remote_versions.keys()
+            for version in sorted(local_versions.keys() - remote_versions.keys())
             if any((local_versions[version] / name).exists() for name in (ABSENT, MIRRORED))
         ]
         # Asked for by name: a listing may be older than the manifest, or cut off.

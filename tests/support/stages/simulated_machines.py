@@ -212,14 +212,12 @@ class World:
 
     def _look(self, path: str) -> None:
         """Check the bucket after each change of what is published: a moment is enough for another machine."""
-        folder, key = path.split("/")[2], path.split("/")[3]
+        folder, *names = path.removeprefix("simulated/run/").split("/")
         try:
             if folder == "leases":
-                self._note_lease(key, int(Path(path).stem))
+                self._note_lease(names[0], int(Path(path).stem))
             elif folder == "manifests":
-                self._check_lease(path.split("/")[4], path)
-            elif folder == "staging" and path.endswith("/snapshot.json") and path not in self.bucket.objects:
-                self._check_lease(key, path)
+                self._check_lease(names[1], path)
             if folder in ("manifests", "payload"):
                 check(self)
         except AssertionError as error:
@@ -240,9 +238,9 @@ class World:
         """Who has lost the lease of a key may only end what it was about to do: it asks before what others rely on."""
         process = _here.process
         since = self.overtaken.get((process, key))
-        if since is not None and self.bucket.objects.get(path, (b"-", 0))[0]:
+        if since is not None and self.bucket.objects[path][0]:
             turns = process.turns - since
-            assert turns <= LAST_TURNS, f"{path} is changed {turns} turns after the lease was lost"
+            assert turns <= LAST_TURNS, f"{path} is published {turns} turns after the lease was lost"
 
     def machine(self) -> Machine:
         process = _here.process

@@ -105,6 +105,22 @@ def test_work_that_reads_what_a_second_process_replaces_becomes_no_artifact(worl
     assert len(published(world)) == 6
 
 
+def test_artifacts_of_several_machines_are_ordered_by_their_publication(world, pair):
+    a, b = pair
+    a.clock_ahead_s = 3 * 3600.0
+    made(world, a)
+    world.time += 60
+    b.run(DOWN)
+    assert world.finish(b).error is None
+    with world.acting_as(b):
+        store = b.store
+        store.refresh()
+        by_clock = [artifact.manifest["stage"] for artifact in store.list("numbers")]
+        order = [artifact.manifest["stage"] for artifact in store.by_publication(store.list("numbers"))]
+    assert by_clock == ["down", "up"]
+    assert order == ["up", "down"]
+
+
 def test_a_collection_leaves_an_upload_in_progress(world, pair):
     a, b = pair
     a.run(UP)

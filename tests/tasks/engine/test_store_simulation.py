@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[3]
 SEED = "NAUTILE_SIMULATION_SEED"
 NAMES = st.sampled_from("abcd")
 TASKS = st.sampled_from(["down", "up again", "up again", "down again", "push", "garbage", "garbage, refused"])
+MAKING = st.sampled_from(["up again", "down again"])
 OTHER_TASKS = st.sampled_from([None, "up again", "garbage", "push"])
 NEXT_TASKS = st.sampled_from([None, "garbage", "garbage", "garbage", "push"])
 # Where a machine is left standing: before what other machines will rely on, and behind it.
@@ -69,14 +70,16 @@ class Simulation(RuleBasedStateMachine):
         self.work(name, task, "", turns)
 
     @rule(
-        names=st.permutations("abcd"), task=TASKS, stop=STOPS, other_task=OTHER_TASKS, is_renewed=st.booleans(),
-        next_task=NEXT_TASKS, is_unaware=st.booleans(),
+        names=st.permutations("abcd"), task=MAKING | TASKS, stop=STOPS, other_task=OTHER_TASKS,
+        is_renewed=st.booleans(), next_task=NEXT_TASKS, is_unaware=st.booleans(),
     )  # fmt: skip
     def overtake(self, names, task, stop, other_task, is_renewed, next_task, is_unaware):
         """A machine stands still at a bad moment. Another one does the same or something else, and may take the lease
         over and go on to something else before the first one goes on, whose clock may have stood still, too."""
         machine, other = map(self.machine, names[:2])
         machine.view.cut_off = other.view.cut_off = False
+        if other.is_busy:
+            other.process.go_to("its end", wait_s=150.0)
         self.work(machine.name, task, stop, 1)
         began = self.world.time
         self.work(other.name, other_task or task, "its end", 1)
