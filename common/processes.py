@@ -244,6 +244,17 @@ def machine_start() -> str:
         return socket.gethostname()
 
 
+def pid_space() -> str:
+    """The id of what gives this process its number: the last start of the machine and, in a container, its namespace.
+
+    Numbers of processes mean the same only where it is the same.
+    """
+    try:
+        return f"{machine_start()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return machine_start()
+
+
 def is_loopback(host: str) -> bool:
     """Whether `host`, a name or an address, is a loopback address."""
     try:

@@ -15,7 +15,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -431,10 +431,14 @@ class Store(Layout):
         with suppress(FileNotFoundError):
             _rename(folder, self._free_name(folder))
 
+    def by_publication(self, artifacts: Iterable[Artifact]) -> "list[Artifact]":
+        """The artifacts in the order in which they were published; of several machines see `MirroredStore`."""
+        return sorted(artifacts, key=lambda artifact: (artifact.manifest["created"], artifact.id))
+
     def list(self, kind: str | None = None, *, superseded: bool = False) -> list[Artifact]:
         """The live artifacts with a readable manifest, oldest first; with `superseded` also the replaced versions."""
         artifacts = [self.read(k, key, n, folder) for k, key, n, folder in self.folders(kind) if superseded or not n]
-        return sorted((a for a in artifacts if a), key=lambda a: (a.manifest["created"], a.id))
+        return Store.by_publication(self, filter(None, artifacts))
 
 
 def check_layout(location: str, description: Any) -> None:

@@ -203,7 +203,7 @@ def _at_remote(store: MirroredStore, stale_days: float) -> Iterator[Garbage]:
     for name, entry in store.remote.names(STAGING).items():
         by_key[name.partition("/")[0]][f"{STAGING}/{name}"] = entry
     # Of keys with an artifact here. Work that no machine has finished may be all that is left of one.
-    for key in by_key.keys() & {key for _, key, _, _ in store.folders()}:
+    for key in sorted(by_key.keys() & {key for _, key, _, _ in store.folders()}):
         entries = by_key[key].values()
         is_old = all(entry.written is not None and entry.written < older_than for entry in entries)
         if is_old and not _in_use(store, key, server_time):
@@ -313,7 +313,7 @@ def needed_versions(store: Store, artifacts: list[Artifact], rules: RetentionCon
     planned_keys, planned_inputs = _planned(store)
     # An execution is kept as a whole if any rule keeps one of its artifacts.
     oldest = None if rules.days is None else time.time() - DAY_S * rules.days
-    newest = _newest_of_each_label(live, rules.newest or 0)
+    newest = _newest_of_each_label(store.by_publication(live), rules.newest or 0) if rules.newest else set()
     kept_executions = {
         (artifact.key, artifact.execution)
         for artifact in live
@@ -399,14 +399,11 @@ def _with_inputs(artifacts: Iterable[Artifact], versions: set[VersionId]) -> set
 
 
 def _newest_of_each_label(live: list[Artifact], count: int) -> set[Published]:
-    by_label: dict[str, dict[Published, float]] = defaultdict(dict)
-    for artifact in live:
-        by_label[artifact.manifest["label"]][artifact.key, artifact.execution] = _created(artifact)
-    return {
-        execution
-        for created in by_label.values()
-        for execution in sorted(created, key=lambda name: (created[name], name), reverse=True)[:count]
-    }
+    """The `count` newest executions of each label. `live`: in the order of their publication."""
+    by_label: dict[str, dict[Published, None]] = defaultdict(dict)
+    for artifact in reversed(live):
+        by_label[artifact.manifest["label"]].setdefault((artifact.key, artifact.execution))
+    return {execution for executions in by_label.values() for execution in list(executions)[:count]}
 
 
 def _digest_records(store: Store) -> Iterator[Garbage]:

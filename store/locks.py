@@ -59,6 +59,11 @@ class KeyLock:
             os.close(self._descriptor)
             self._descriptor = None
 
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What a child process has to inherit (`pass_fds`) to hold the lock, too, for as long as it lives."""
+        return () if self._descriptor is None else (self._descriptor,)
+
     def remove(self) -> None:
         """Delete the lock file and release the lock, if this object holds it."""
         if self._descriptor is not None:

@@ -67,6 +67,8 @@ DEEPEST = 64  # nesting levels of lists and objects
 KEY = re.compile(r"[0-9a-f]{64}")
 KIND = re.compile(r"[a-z][a-z0-9_]*")
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+# Of manifests that this process has found valid. A seal is a digest of all fields, and a manifest is read many times.
+_valid_seals: set[str] = set()
 _TAKEN_OVER = re.compile(r"([0-9a-f]{32})-[0-9]+")
 
 _Kind = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
@@ -266,13 +268,17 @@ def checked_manifest(manifest: Any, where: str) -> dict[str, Any] | None:
         return None
     try:
         # The seal first: of a manifest that was damaged nothing else needs to be explained.
-        if fingerprint({name: value for name, value in manifest.items() if name != "seal"}) != manifest.get("seal"):
+        seal = fingerprint({name: value for name, value in manifest.items() if name != "seal"})
+        if seal != manifest.get("seal"):
             return None
     except (ValueError, RecursionError):
         return None
+    if seal in _valid_seals:
+        return manifest
     if error := schema_error(manifest):
         logger.warning("%s is refused: %s", where, error)
         return None
+    _valid_seals.add(seal)
     return manifest
 
 

@@ -23,6 +23,7 @@ first needed. What the markers say is compared with the remote's listing at each
 
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -132,14 +133,14 @@ class MirroredStore(Store):
         # second alone, and is not taken for one that was removed at the remote.
         local_versions = dict(self._local_versions())
         remote_versions = self._published_versions()
-        new = [remote_versions[version] for version in remote_versions.keys() - local_versions.keys()]
+        new = [remote_versions[version] for version in sorted(remote_versions.keys() - local_versions.keys())]
         # Oldest first, so that versions that are already live are superseded in the order in which they were made.
         for manifest in sorted(filter(None, self.remote.map(self._remote_manifest, new)), key=version_order):
             self._add_without_files(manifest, held)
         # Versions that the remote no longer has: gc on another machine removed them, or somebody emptied the bucket.
         missing = [
             version
-            for version in local_versions.keys() - remote_versions.keys()
+            for version in sorted(local_versions.keys() - remote_versions.keys())
             if any((local_versions[version] / name).exists() for name in (ABSENT, MIRRORED))
         ]
         # Asked for by name: a listing may be older than the manifest, or cut off.
@@ -379,6 +380,21 @@ class MirroredStore(Store):
         """Make sure that a version is never published, so that its files can be deleted; False if it is published."""
         name = _manifest_name(version)
         return self.remote.create(name, REMOVED) or self.remote.read(name, LARGEST_MANIFEST) == REMOVED
+
+    def by_publication(self, artifacts: Iterable[Artifact]) -> list[Artifact]:
+        """The artifacts in the order in which they were published, by the remote's clock, and not those of machines.
+
+        What the remote does not have yet comes last.
+        """
+        objects = self.remote.names("manifests")
+        written = {_version_of(name): entry.written for name, entry in objects.items() if entry.bytes}
+        if any(time is None for time in written.values()):
+            return super().by_publication(artifacts)  # a server that does not say when
+
+        def at(artifact: Artifact) -> float:
+            return written.get(artifact.version_id) or math.inf
+
+        return sorted(super().by_publication(artifacts), key=at)
 
     def _published_versions(self) -> dict[VersionId, str]:
         """The versions that the remote lists, with the names of their manifests below `manifests/`."""

@@ -153,7 +153,7 @@ class StagingMirror:
         self._note_upload(time.time(), "")
         # Only now: the snapshot before this one, which another machine may be reading, listed them.
         obsolete = {name for name in remote_files.keys() - files.keys() - {SNAPSHOT} if _fence_of(name) is None}
-        self._remote.delete(f"{self._prefix}/{name}" for name in obsolete)
+        self._remote.delete(f"{self._prefix}/{name}" for name in sorted(obsolete))
         if self._fence:
             names = self._remote.names(self._all)
             earlier = [name for name in names if (_fence_of(name) or self._fence) < self._fence]
@@ -224,8 +224,8 @@ class StagingMirror:
         """Remove the key's unfinished work from the remote, the snapshots first."""
         names = self._remote.names(self._all)
         snapshots = {name for name in names if _SNAPSHOT.fullmatch(name)}
-        self._remote.delete(f"{self._all}/{name}" for name in snapshots)
-        self._remote.delete(f"{self._all}/{name}" for name in names.keys() - snapshots)
+        self._remote.delete(f"{self._all}/{name}" for name in sorted(snapshots))
+        self._remote.delete(f"{self._all}/{name}" for name in sorted(names.keys() - snapshots))
         self._remote.delete_folder(host_files(self._folder.name))
 
     def _snapshot(self, prefix: str) -> Any:

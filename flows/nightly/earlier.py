@@ -7,6 +7,7 @@ per question. Others are skipped and counted by reason.
 from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from nautile.common.errors import ConfigError
@@ -64,13 +65,13 @@ def find_earlier(
     new_scores = _scores(new)
     skipped: Counter[str] = Counter()
     candidates: list[Artifact] = []
-    for artifact in store.list("evaluation"):
+    # In the order of their publication: the clocks of the machines that made them differ.
+    published = store.by_publication(store.list("evaluation"))
+    for artifact in takewhile(lambda artifact: artifact.version_id != new.version_id, published):
         # An evaluation of an endpoint's model has no checkpoint; one of the same checkpoint is no earlier state of the
         # model.
         inputs = artifact.manifest["inputs"]
         if "checkpoint" not in inputs or inputs["checkpoint"] == new.manifest["inputs"]["checkpoint"]:
-            continue
-        if artifact.manifest["created"] >= new.manifest["created"]:
             continue
         if recorded_execution(artifact.manifest["input_executions"]["checkpoint"]) in of_others:
             skipped["of another configuration"] += 1

@@ -34,7 +34,8 @@ def newest_own(store: Store, config: RunConfig) -> Artifact | None:
     Those with the keys of the configuration as it is come first; else those that runs of its name have made, with
     earlier settings.
     """
-    trained = [artifact for artifact in store.list("checkpoint") if artifact.manifest["stage"] in TRAINED]
+    checkpoints = store.by_publication(store.list("checkpoint"))
+    trained = [artifact for artifact in checkpoints if artifact.manifest["stage"] in TRAINED]
     try:
         keys = {step.key for step in dag_in(store, config)}
     except ConfigError:  # a file of the configuration is not on this machine, so its keys are not known here

@@ -26,7 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json, write_json
-from nautile.common.processes import is_loopback, listen, machine_start, module_command, url_host
+from nautile.common.processes import is_loopback, listen, machine_start, module_command, pid_space, url_host
 from nautile.configs.load import load
 from nautile.flows.operate import prefect_server
 from nautile.flows.operate.prefect_calls import call
@@ -46,7 +46,7 @@ class Service:
     """A process that `up` started. `born` and `machine` distinguish it from another process with the same id.
 
     `born`: its start, as the kernel counts it: the time of day of a start moves with each correction of the clock.
-    `machine`: the start of the machine. `host`: the machine's name.
+    `machine`: what numbers of processes are those of (`pid_space`). `host`: the machine's name.
     """
 
     name: str
@@ -60,11 +60,11 @@ class Service:
     @classmethod
     def begun(cls, name: str, pid: int, url: str, log: str) -> "Service":
         """The service that process `pid` of this machine is."""
-        return cls(name, pid, _birth(pid) or "ended", url, log, machine_start(), host())
+        return cls(name, pid, _birth(pid) or "ended", url, log, pid_space(), host())
 
     def alive(self) -> bool:
         """Whether this process still runs, as far as this machine can know."""
-        return self.machine == machine_start() and _birth(self.pid) == self.born
+        return self.machine == pid_space() and _birth(self.pid) == self.born
 
 
 @dataclass(frozen=True)
@@ -162,14 +162,23 @@ def _alone(store: Store) -> Iterator[None]:
         raise ConfigError(f"another `nautile up` or `nautile down` of {store.root} is at work: wait until it has ended")
     try:
         for service in services(store):
-            if service.machine != machine_start() and service.host != host():
+            # In another container of this machine their numbers are of no use; what they hold tells whether they live.
+            is_here = service.machine.partition(" ")[0] == machine_start()
+            is_ended = service.machine == pid_space() or not _life(store, service.name).held_elsewhere()
+            if not is_ended if is_here else service.host != host():
+                where = f"a container of this machine, {service.host}" if is_here else f"the machine {service.host}"
                 raise ConfigError(
-                    f"the services of {store.root} are those of the machine {service.host}: `nautile down` there ends "
-                    f"them; if that machine is gone, remove {_record(store)}"
+                    f"the services of {store.root} are those of {where}: `nautile down` there ends them; if that is "
+                    f"gone, remove {_record(store)}"
                 )
         yield
     finally:
         lock.remove()
+
+
+def _life(store: Store, name: str) -> KeyLock:
+    """The lock that a service holds as long as it lives: also processes that do not see it can tell by that."""
+    return KeyLock(store.locks / f"service-{name}.lock")
 
 
 def use_login(store: Store) -> Path | None:
@@ -264,7 +273,8 @@ def _login_file(store: Store) -> Path:
 
 def _start(store: Store, launch: _Launch, log: Path) -> Service:
     inherited = os.environ if launch.name == "server" else prefect_server.without_database(os.environ)
-    with log.open("ab") as output:
+    life = _life(store, launch.name)
+    with life.if_free(), log.open("ab") as output:
         # A session of its own: `up` returns, and closing its terminal must not end the services.
         process = subprocess.Popen(
             launch.command,
@@ -273,6 +283,7 @@ def _start(store: Store, launch: _Launch, log: Path) -> Service:
             stdout=output,
             stderr=output,
             start_new_session=True,
+            pass_fds=life.descriptors,
         )
     return Service.begun(launch.name, process.pid, launch.url, str(log))
 

@@ -35,6 +35,7 @@ from nautile.tasks.engine.child_process import crash_of, pause, raise_for_exit, 
 from nautile.tasks.engine.errors import StageCrash
 from nautile.tasks.engine.fanout import ExecutorFactory, FanOutRunner, local_executor, ray_executor
 from nautile.tasks.engine.remote_child import run_item_on_own_disk, through_remote
+from nautile.tasks.engine.job import check_inputs
 from nautile.tasks.engine.stage import RunContext, Stage
 from nautile.tasks.engine.telemetry import Outcome, TrackedExecution, Tracker, close_all, trackers_of
 
@@ -112,7 +113,12 @@ class _Attempt:
                     if reusable := self._reusable():  # likewise the previous holder of the lease
                         return self._reuse(reusable)
                 send = not self._hosts_have_own_disks()
-                with self.store.mirrored_staging(self.key, send=send, check=lease.check):
+
+                def check() -> None:
+                    lease.check()
+                    self._check_inputs()
+
+                with self.store.mirrored_staging(self.key, send=send, check=check):
                     return self._produce(lease)
         finally:
             lock.release()
@@ -245,6 +251,7 @@ class _Attempt:
             fields = {name: live[name] for name in ("done", "total", "unit", "note") if live.get(name) is not None}
             self.log.notify("running", metrics=live.get("metrics", {}), phase=live.get("phase", ""), **fields)
             if time.monotonic() - ingested_at > INGEST_EVERY_S:
+                self._check_inputs()
                 self.log.ingest(unless_s=INGEST_EVERY_S)
                 for tracker in trackers:
                     tracker.wake()
@@ -273,6 +280,11 @@ class _Attempt:
         raise_for_exit(exit_status, staging.files)
         if staging.done() is None:
             raise crash_of(exit_status, staging.files)  # exit code 0, but not from the end of the child's `main`
+
+    def _check_inputs(self) -> None:
+        """Raise `Retryable` if an input has been replaced, so that nothing is made or sent that is of two versions."""
+        folders = {name: artifact.folder for name, artifact in self.inputs.items()}
+        check_inputs(self.store.staging_files(self.key).folder, folders)
 
     def _run_fan_outs(self, staging: Staging, on_progress: Progress) -> int:
         """Run the items that are not done. Returns the peak memory of any one of them, in bytes."""

@@ -33,7 +33,7 @@ from nautile.store.layout import ChildFiles, Layout, StagingFiles
 from nautile.tasks.engine.child_process import STOP
 from nautile.tasks.engine.errors import NotWritable
 from nautile.tasks.engine.fanout import Markers, emit_with_source, process_item, write_item_list
-from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.job import Job, check_inputs
 from nautile.tasks.engine.progress import LoggedProgress
 from nautile.tasks.engine.stage import Stage
 
@@ -242,7 +242,9 @@ def _run_stage_function(request: dict[str, Any], rank: int | None, remote: Mappi
     emit = EventWriter(Path(request["events"]), request["execution"], stage=stage.name, live=StagingFiles(staging).live)
     try:
         with usage_reported(request):
-            stage.work(_job(request, stage, LoggedProgress(emit), 0, remote))
+            job = _job(request, stage, LoggedProgress(emit), 0, remote)
+            stage.work(job)
+        check_inputs(staging, job.inputs)
         outputs = _written_outputs(stage, staging)
         # Last of all: from now on the work is complete, and the parent publishes it even if this process does not exit.
         write_json(StagingFiles(staging).done, {"outputs": outputs, "environment": environment()})

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from nautile.common.errors import ConfigError
+from nautile.common.errors import ConfigError, Retryable
 from nautile.common.events import Emit
 from nautile.common.files import RemoteFiles, read_json, write_json
 from nautile.configs.base import Section, SeedName
@@ -20,6 +20,7 @@ from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.keys import FILES
 from nautile.data.endpoints.reply_source import HostClaims, ReplySource
 from nautile.store.layout import StagingFiles
+from nautile.store.manifest import LARGEST_MANIFEST, MANIFEST
 
 SectionPart = TypeVar("SectionPart", bound=Section)
 
@@ -108,3 +109,20 @@ def _checked(kind: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", kind):
         raise ValueError(f"not a valid name of an output: {kind!r}")
     return kind
+
+
+def check_inputs(staging: Path, inputs: Mapping[str, Path]) -> None:
+    """Raise `Retryable` if unfinished work in the folder `staging` has read inputs that were replaced meanwhile.
+
+    A forced run on the same machine gives the folder of a live artifact to its own version at any moment. What was read
+    from both must become neither an artifact nor a snapshot for other machines; the next attempt begins anew.
+    """
+    files = StagingFiles(staging)
+    record = read_json(files.execution)
+    digests = record.get("inputs") if isinstance(record, dict) else None
+    if not isinstance(digests, dict) or files.done.exists():  # finished work was checked at its end
+        return
+    for name, folder in inputs.items():
+        manifest = read_json(folder / MANIFEST, limit=LARGEST_MANIFEST)
+        if not isinstance(manifest, dict) or manifest.get("digest") != digests.get(name):
+            raise Retryable(f"the input {name} was replaced by another run while it was read")

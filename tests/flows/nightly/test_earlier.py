@@ -35,6 +35,18 @@ def test_the_last_and_the_best_are_found(store, made):
     assert find_earlier(store, best, ScheduleConfig()).by_role == {}
 
 
+def test_earlier_is_what_was_published_before_whatever_the_clocks_of_machines_say(store, made, monkeypatch):
+    of_a_late_clock, new, of_an_early_clock = made("after"), made("newest"), made("before")
+    order = [artifact.version_id for artifact in (of_an_early_clock, new, of_a_late_clock)]
+
+    def by_publication(store, artifacts):
+        return sorted(artifacts, key=lambda artifact: order.index(artifact.version_id))
+
+    monkeypatch.setattr(type(store), "by_publication", by_publication)
+    monkeypatch.setattr(type(store), "list", lambda store, kind: [new, of_a_late_clock, of_an_early_clock])
+    assert ids(find_earlier(store, new, ScheduleConfig(against=("last",)))) == {"last": of_an_early_clock.id}
+
+
 def test_only_comparable_evaluations_are_used(store, made):
     made("wide", model="wide")
     made("warm", protocol={"shots": 5})

@@ -3,7 +3,9 @@
 import base64
 import os
 import stat
+import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from typing import ClassVar
 
@@ -12,7 +14,7 @@ import pytest
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json, write_json
-from nautile.common.processes import is_loopback
+from nautile.common.processes import is_loopback, machine_start
 from nautile.flows.operate import services
 from nautile.flows.operate.prefect_calls import call
 from nautile.store.locks import KeyLock
@@ -197,6 +199,59 @@ def test_the_services_of_another_machine_are_neither_ended_nor_started_again(sto
             change(store)
     assert (store.root / "services.json").exists()
     assert not started
+
+
+IN_A_CONTAINER = """
+import os, sys
+from dataclasses import asdict
+from nautile.common.files import write_json
+from nautile.flows.operate import services
+from nautile.store.artifacts import Store
+
+store = Store(sys.argv[1])
+command = [sys.executable, "-c", "import time; time.sleep(600)"]
+launch = services._Launch("server", command, dict(os.environ), sys.argv[2], lambda service: True)
+service = services._start(store, launch, store.logs / "server.log")
+write_json(services._record(store), {"services": [asdict(service)]})
+print(services.url_of(store, "server"), flush=True)
+sys.stdin.read()
+"""
+
+
+def own_pid_space():
+    """The command that runs another one with numbers of processes of its own, as a container has them."""
+    reason = "there is no `unshare`"
+    for user in ([], ["--user", "--map-root-user"]):
+        command = ["unshare", *user, "--pid", "--fork", "--kill-child", "--mount-proc"]
+        with suppress(FileNotFoundError):
+            ended = subprocess.run([*command, "true"], capture_output=True, text=True)
+            if ended.returncode == 0:
+                return command
+            reason = ended.stderr.strip()
+    pytest.skip(f"no process can be given a pid namespace: {reason}")
+
+
+@pytest.mark.slow
+def test_services_in_another_container_of_this_machine_are_judged_by_their_locks(store, started):
+    """Their numbers are of another namespace: here they are those of no process, or of others."""
+    command = [*own_pid_space(), sys.executable, "-c", IN_A_CONTAINER, str(store.root), API]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as inside:
+        assert inside.stdout.readline().strip() == API
+        [service] = services.services(store)
+        assert service.machine.split()[0] == machine_start()
+        assert not service.alive()
+        assert services.url_of(store, "server") is None
+        for change in (services.down, lambda store: services.up(store, "local", 4200, 8501, lambda _: None)):
+            with pytest.raises(ConfigError, match="those of a container of this machine"):
+                change(store)
+        assert services.services(store) == [service]
+        assert not started
+        inside.stdin.close()
+        assert inside.wait() == 0  # the kernel ends all of its namespace with it
+    assert services.down(store) == []
+    services.up(store, "local", 4200, 8501, lambda line: None)
+    assert set(started) == {"server", "deployments", "dashboard"}
 
 
 def test_services_are_changed_by_one_command_at_a_time(store, started):

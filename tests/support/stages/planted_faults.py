@@ -1,13 +1,11 @@
 """Faults that a shared store could have, each planted by a patch: the simulation of machines must find every one.
 
-Each function makes one decision of the store's protocol wrong, as a plausible change to the code would. With a seed
-these were found by the 2nd to 9th history of 12 steps. Not here, because 25 to 40 histories found nothing: a lease that
-is not checked before publication or renewed after its loss (the order by fences still holds), an upload that was cut
-off and counts as whole, lineage that names the newest version.
+Each function makes one decision of the store's protocol wrong, as a plausible change to the code would.
 """
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from nautile.store.artifacts import Artifact
 from nautile.store.lease import Lease
 from nautile.store.mirror import MirroredStore, _manifest_name, payload_prefix
 from nautile.store.remote import Remote
-from nautile.tasks.engine import attempt_log
+from nautile.tasks.engine import attempt, attempt_log
 
 Patch = pytest.MonkeyPatch
 FAULTS: dict[str, Callable[[Patch], None]] = {}
@@ -94,3 +92,63 @@ def a_refused_deletion_counts_as_done(patch: Patch) -> None:
 @fault
 def work_taken_over_keeps_its_id(patch: Patch) -> None:
     patch.setattr(attempt_log, "execution_after_takeover", lambda execution, fence: execution)
+
+
+@fault
+def lineage_names_the_newest_version(patch: Patch) -> None:
+    publish = MirroredStore.publish
+
+    def look_again(store: MirroredStore, *arguments: Any, inputs: Any, **options: Any) -> Artifact:
+        newest = {name: store.get(artifact.full_id) for name, artifact in inputs.items()}
+        return publish(store, *arguments, inputs=newest, **options)
+
+    patch.setattr(MirroredStore, "publish", look_again)
+
+
+@fault
+def an_input_may_be_replaced_while_it_is_read(patch: Patch) -> None:
+    patch.setattr(attempt, "check_inputs", lambda staging, inputs: None)
+
+
+@fault
+def an_upload_that_was_cut_off_counts_as_whole(patch: Patch) -> None:
+    def missing(store: MirroredStore, artifact: Artifact, names: list[str]) -> list[str]:
+        objects = store.remote.names(payload_prefix(artifact.manifest))
+        return [name for name in names if name not in objects]
+
+    send = MirroredStore._send
+
+    def send_what_is_not_there(store: MirroredStore, artifact: Artifact, lease: Lease, again: bool) -> None:
+        names, files = store.remote.names, artifact.manifest["files"]
+
+        def trusted(folder: str) -> Any:
+            return {n: replace(e, bytes=files[n]["bytes"]) if n in files else e for n, e in names(folder).items()}
+
+        store.remote.names = trusted  # type: ignore[method-assign]
+        try:
+            send(store, artifact, lease, again)
+        finally:
+            del store.remote.names
+
+    patch.setattr(MirroredStore, "_remote_mismatches", missing)
+    patch.setattr(MirroredStore, "_send", send_what_is_not_there)
+
+
+@fault
+def a_lease_is_not_asked_for_before_publication(patch: Patch) -> None:
+    patch.setattr(Lease, "confirm", Lease.check)
+
+
+@fault
+def a_lost_lease_is_renewed(patch: Patch) -> None:
+    patch.setattr(Lease, "renew", lambda lease: lease._write("held"))
+
+
+@fault
+def an_upload_is_removed_without_its_end_being_recorded(patch: Patch) -> None:
+    patch.setattr(MirroredStore, "end_upload", lambda store, version: True)
+
+
+@fault
+def what_was_removed_is_published_again(patch: Patch) -> None:
+    patch.setattr(MirroredStore, "_is_removed", lambda store, version: False)

@@ -1,28 +1,32 @@
 """Machines that share a bucket in memory: each runs attempts at steps and other work on a store, one request at a time.
 
-The attempts are those of `tasks.engine.attempt`; only the child process is replaced. All threads but one stand still: a
-machine goes on when the test says so, and stops before its next request or rename. There it can be killed (a kill
-unwinds the thread, which can no longer change anything), cut off, or left for longer than any lease.
+The attempts are those of `tasks.engine.attempt`; only the child process is replaced. All processes but one stand still:
+one goes on when the test says so, and stops before its next request or rename. There it can be killed (a kill unwinds
+its stack, and it can no longer change anything), cut off, or left for longer than any lease.
 """
 
 import json
+import random
 import shutil
-import threading
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from greenlet import greenlet
 
 from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import parse_json
 from nautile.common.retry import Backoff
 from nautile.store import lease as leases
+from nautile.store import locks, staging_mirror
 from nautile.store import remote as remotes
-from nautile.store import staging_mirror
 from nautile.store.garbage import collect, find_garbage
 from nautile.store.manifest import checked_manifest
 from nautile.store.mirror import MirroredStore, payload_prefix
@@ -37,27 +41,32 @@ URL = "s3://simulated/run"
 EPOCH = 1_790_000_000.0
 KINDS = ("numbers", "notes")
 MOST_TURNS = 1000  # far more than an attempt has
-_here = threading.local()  # the process whose thread this is
+_here = SimpleNamespace(process=None)  # the process that goes on now; None: the test itself
 
 
 class Killed(BaseException):
-    """The process of this thread was killed."""
+    """This process was killed."""
 
 
 class Process:
-    """A process of a machine: a thread that goes on to its next request or rename at each `step`."""
+    """A process of a machine, which goes on to its next request or rename at each `step`.
+
+    It has a stack of its own, and no thread: switching threads takes most of the time of a history on a busy machine.
+    """
 
     def __init__(self, machine: "Machine", body: Callable[[], Any]) -> None:
-        self.machine, self.result, self.at = machine, None, "start"
+        self.machine, self.result, self.at, self.turns = machine, None, "start", 0
         self.error: BaseException | None = None
         self.is_killed, self.has_ended = False, False
-        self._body, self._go, self._stopped = body, threading.Semaphore(0), threading.Semaphore(0)
-        threading.Thread(target=self._run, daemon=True).start()
+        self._body, self._stack = body, greenlet(self._run)
 
     def step(self) -> None:
         if not self.has_ended:
-            self._go.release()
-            self._stopped.acquire()
+            before, _here.process = _here.process, self
+            try:
+                self._stack.switch()
+            finally:
+                _here.process = before
 
     def go_to(self, stop: str, *, wait_s: float = 0.0) -> None:
         """Go on until it stands before a turn whose name begins with `stop`, or ends.
@@ -77,18 +86,16 @@ class Process:
             self.step()
 
     def turn(self, at: str) -> None:
-        """Stand still until the next `step`. Called in the thread of the process."""
+        """Stand still until the next `step`. Called in the process."""
         if self.is_killed:
             raise Killed
         self.at = at
-        self._stopped.release()
-        self._go.acquire()
+        self.turns += 1
+        self._stack.parent.switch()
         if self.is_killed:
             raise Killed
 
     def _run(self) -> None:
-        _here.process = self
-        self._go.acquire()
         try:
             self.result = self._body()
         except (Killed, Retryable, ConfigError, StageCrash) as error:
@@ -98,15 +105,16 @@ class Process:
             self.error = error
             self.machine.world.faults.append(error)
         self.has_ended = True
-        self._stopped.release()
 
 
 class Machine:
-    """A machine with its own disk and clock."""
+    """A machine with its own disk and clocks, or a second process of the machine `host`."""
 
-    def __init__(self, world: "World", name: str) -> None:
-        self.world, self.name, self.root = world, name, world.folder / name
+    def __init__(self, world: "World", name: str, host: "Machine | None" = None) -> None:
+        self.world, self.name, self.host = world, name, host or self
+        self.root = world.folder / self.host.name
         self.clock_ahead_s = 0.0
+        self.stood_still_s = 0.0  # how long it was suspended in a way that its own clock does not know of
         self.view = BucketView(world.bucket, turn)
         self.process: Process | None = None
         self.mirror: staging_mirror.StagingMirror | None = None
@@ -118,6 +126,11 @@ class Machine:
     @property
     def store(self) -> MirroredStore:
         return MirroredStore(self.root, URL)
+
+    @property
+    def beside(self) -> "list[Machine]":
+        """The other processes of this machine."""
+        return [other for other in self.world.machines.values() if other.host is self.host and other is not self]
 
     def start(self, body: Callable[[], Any]) -> None:
         assert not self.is_busy
@@ -150,8 +163,11 @@ class Machine:
             run = uuid.uuid4().hex
             outputs = run_stage(stage, section(), inputs, RunContext(run, str(self.root), force=force))
             artifacts = [store.get(name) for name in outputs.values()]
-            assert len({artifact.execution for artifact in artifacts}) == 1, "outputs of several executions"
-            assert not force or artifacts[0].manifest["run"] == run, "a forced run has made nothing"
+            # Another process of the machine may be replacing them.
+            if not any(other.is_busy for other in self.beside):
+                assert len({artifact.execution for artifact in artifacts}) == 1, "outputs of several executions"
+            runs = {artifact.manifest["run"] for artifact in store.list(superseded=True)}
+            assert not force or run in runs, "a forced run has made nothing"
             return outputs
 
         self.start(body)
@@ -186,21 +202,48 @@ class World:
         self.folder, self.time = folder, 0.0
         self.bucket = Bucket(lambda: EPOCH + self.time, self._look)
         self.machines = {name: Machine(self, name) for name in "abc"}
+        self.machines["d"] = Machine(self, "d", self.machines["a"])
         self.faults: list[BaseException] = []  # errors that no process may end with, and broken promises
+        self.overtaken: dict[tuple[Process, str], int] = {}  # who has lost the lease of a key, after how many turns
+        self.fences: dict[str, int] = {}  # the greatest of each key
         self.words: dict[tuple[str, str, str], str] = {}  # of all versions that were ever published
         self._outside: Machine | None = None  # the machine as which the test itself acts
         self._patch(patch)
 
     def _look(self, path: str) -> None:
         """Check the bucket after each change of what is published: a moment is enough for another machine."""
-        if path.startswith(("simulated/run/manifests/", "simulated/run/payload/")):
-            try:
+        folder, *names = path.removeprefix("simulated/run/").split("/")
+        try:
+            if folder == "leases":
+                self._note_lease(names[0], int(Path(path).stem))
+            elif folder == "manifests":
+                self._check_lease(names[1], path)
+            if folder in ("manifests", "payload"):
                 check(self)
-            except AssertionError as error:
-                self.faults.append(error)
+        except AssertionError as error:
+            self.faults.append(error)
+
+    def _note_lease(self, key: str, fence: int) -> None:
+        """Remember after how many of its turns each holder of the lease was overtaken."""
+        if fence <= self.fences.get(key, 0):
+            return
+        self.fences[key] = fence
+        self.overtaken.pop((_here.process, key), None)
+        for name, held in self.held.items():
+            other = self.machines[name].process
+            if other not in (None, _here.process) and any(lease._folder == f"leases/{key}" for lease in held):
+                self.overtaken.setdefault((other, key), other.turns)
+
+    def _check_lease(self, key: str, path: str) -> None:
+        """Who has lost the lease of a key may only end what it was about to do: it asks before what others rely on."""
+        process = _here.process
+        since = self.overtaken.get((process, key))
+        if since is not None and self.bucket.objects[path][0]:
+            turns = process.turns - since
+            assert turns <= LAST_TURNS, f"{path} is published {turns} turns after the lease was lost"
 
     def machine(self) -> Machine:
-        process = getattr(_here, "process", None)
+        process = _here.process
         machine = process.machine if process else self._outside
         assert machine is not None
         return machine
@@ -219,8 +262,17 @@ class World:
 
     def copy(self, source: Machine, target: Machine) -> None:
         """Make the disk of `target` a copy of that of `source`, as a copied image does."""
+        if any(machine.is_busy for end in (source, target) for machine in (end, *end.beside)):
+            return
         if source.root.exists() and not target.root.exists():
             shutil.copytree(source.root, target.root, symlinks=True)
+
+    def finish_all(self) -> None:
+        """Let all machines go on until their processes end: one at a time, until it waits for another one."""
+        while busy := [machine for machine in self.machines.values() if machine.is_busy]:
+            for machine in busy:
+                machine.process.go_to("its end")
+            self.time += 60.0
 
     def finish(self, machine: Machine) -> Process:
         """Let a machine go on until its process ends, with nobody else at work: an hour passes between its turns."""
@@ -236,7 +288,7 @@ class World:
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
         self.held: dict[str, list[leases.Lease]] = {}
-        world = self
+        world, draws = self, random.Random(0)
 
         def keep(lease: leases.Lease) -> None:
             world.held.setdefault(world.machine().name, []).append(lease)
@@ -247,6 +299,10 @@ class World:
                 held.remove(lease)
             lease._give_back()
 
+        def enter(lock: locks.KeyLock) -> locks.KeyLock:
+            lock.acquire(lambda seconds: turn("wait"))
+            return lock
+
         def stop(mirror: staging_mirror.StagingMirror, published: bool) -> None:
             world.machine().mirror = None
             mirror._end(published)
@@ -254,7 +310,10 @@ class World:
         def start(mirror: staging_mirror.StagingMirror) -> None:
             world.machine().mirror = mirror
 
-        patch.setattr(leases, "clock", lambda: world.time)
+        # Else a history would not be the same when it is played again.
+        patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=draws.getrandbits(128), version=4))
+        patch.setattr(leases, "clock", lambda: world.time - world.machine().host.stood_still_s)
+        patch.setattr(locks.KeyLock, "__enter__", enter)
         patch.setattr(leases.Lease, "keep", keep)
         patch.setattr(leases.Lease, "release", release)
         patch.setattr(staging_mirror.StagingMirror, "start", start)
@@ -267,8 +326,12 @@ class World:
         # Locks between the threads of a process; here these are of several machines.
         patch.setattr("nautile.store.mirror._sending_events", nullcontext())
         patch.setattr("nautile.tasks.engine.attempt_log._uploading", nullcontext())
+        for module in ("verify", "manifest"):
+            patch.setattr(f"nautile.store.{module}.ThreadPoolExecutor", InOrder)
         patch.setattr("os.fsync", lambda descriptor: None)  # nothing here loses its power
         patch.setattr("nautile.store.artifacts.now", lambda: world.wall_clock())
+        waiting = SimpleNamespace(monotonic=lambda: world.time, sleep=lambda seconds: turn("wait"))
+        patch.setattr("nautile.store.artifacts.time", waiting)
         patch.setattr(attempt, "pause", lambda seconds: turn("wait"))
         patch.setattr(attempt._Attempt, "_work", work)
         patch.setattr(attempt._Attempt, "_forwarder", lambda self, staging: None)
@@ -279,12 +342,24 @@ class World:
             patch.setattr(Path, name, stopping(getattr(Path, name)))
 
     def wall_clock(self) -> str:
-        seconds = EPOCH + self.time + self.machine().clock_ahead_s
+        seconds = EPOCH + self.time + self.machine().host.clock_ahead_s
         return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
 
 
+class InOrder:
+    """What a pool of threads does, without threads: they would begin anew for each artifact of two small files."""
+
+    def __init__(self, max_workers: int) -> None:
+        self.map = map
+
+    def __enter__(self) -> "InOrder":
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
 def turn(at: str) -> None:
-    process = getattr(_here, "process", None)
+    process = _here.process
     if process is not None:
         process.turn(at)
 
@@ -320,13 +395,18 @@ def work(self: attempt._Attempt, staging: Any, check_lease: Callable[[], None], 
         with suppress(Retryable, ConfigError, OSError):
             mirror.push()
     check_lease()
-    read = {name: json.loads((artifact.path / "a.json").read_text()) for name, artifact in self.inputs.items()}
+    folders = {name: artifact.folder for name, artifact in self.inputs.items()}
+    try:
+        read = {name: json.loads((folder / "a.json").read_text()) for name, folder in folders.items()}
+    except FileNotFoundError as error:
+        raise StageCrash(str(error)) from None
     content = json.dumps({"word": uuid.uuid4().hex, "read": {name: value["word"] for name, value in read.items()}})
     for kind in KINDS:
         staging.files.output(kind).mkdir(parents=True, exist_ok=True)
         for name in ("a.json", "b.json"):
             (staging.files.output(kind) / name).write_text(content)
     turn("before the end of the work")
+    attempt.check_inputs(staging.path, folders)
     (staging.path / "done.json").write_text(json.dumps({"outputs": list(KINDS)}))
     if mirror is not None:
         with suppress(Retryable, ConfigError, OSError):
@@ -342,12 +422,25 @@ DOWN = Stage("down", 1, KINDS, nothing)
 STAGES = {"up": UP, "down": DOWN}
 
 
+# Of who has asked whether it holds the lease: renewed, answered, and what it was about to do, each once again after a
+# response that was lost. Without asking it takes more.
+LAST_TURNS = 6
+
+
+@cache
+def manifest_of(data: bytes) -> Any:
+    return checked_manifest(parse_json(data), "")
+
+
+digest_of, content_of = cache(sha256), cache(json.loads)
+
+
 def published(world: World) -> dict[tuple[str, str, str], tuple[dict[str, Any], dict[str, Any]]]:
     """(kind, key, execution) -> (manifest, content of its files) of everything that machines can see as published."""
     bucket, prefix, versions = world.bucket, "simulated/run", {}
     for path in bucket.objects:
         if path.startswith(f"{prefix}/manifests/") and bucket.objects[path][0]:
-            manifest = checked_manifest(bucket.json(path), path)
+            manifest = manifest_of(bucket.objects[path][0])
             assert manifest is not None, f"{path} is no manifest"
             version = manifest["kind"], manifest["key"], manifest["execution"]
             assert path == f"{prefix}/manifests/{'/'.join(version)}.json"
@@ -355,10 +448,10 @@ def published(world: World) -> dict[tuple[str, str, str], tuple[dict[str, Any], 
             for name, entry in manifest["files"].items():
                 data, _ = bucket.objects.get(f"{prefix}/payload/{'/'.join(version)}/{name}", (None, 0))
                 assert data is not None, f"{path}: {name} is missing"
-                assert sha256(data) == entry["sha256"], f"{path}: {name} has other bytes"
+                assert digest_of(data) == entry["sha256"], f"{path}: {name} has other bytes"
                 contents.add(data)
             assert len(contents) == 1, f"{path} has files of two executions"
-            versions[version] = manifest, json.loads(contents.pop())
+            versions[version] = manifest, content_of(contents.pop())
     return versions
 
 

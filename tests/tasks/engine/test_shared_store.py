@@ -6,7 +6,7 @@ from nautile.common.errors import Retryable
 from nautile.store.garbage import collect, find_garbage
 from nautile.store.manifest import recorded_execution
 from tests.support.servers.simulated_bucket import BucketView
-from tests.support.stages.simulated_machines import UP, World, check, published
+from tests.support.stages.simulated_machines import DOWN, UP, World, check, published
 
 
 @pytest.fixture
@@ -88,6 +88,37 @@ def test_who_comes_first_of_two_is_decided_by_the_lease_and_not_by_their_clocks(
         machine.collect_garbage()
         assert world.finish(machine).error is None
     assert executions(world) == {live(world, a).execution}, "the older one is what a collection removes"
+
+
+@pytest.mark.parametrize("stop", ["put simulated/run/staging", "before the end of the work"])
+def test_work_that_reads_what_a_second_process_replaces_becomes_no_artifact(world, stop):
+    a, second = world.machines["a"], world.machines["d"]
+    made(world, a)
+    a.run(DOWN)
+    until(a, stop)  # before it reads the input, or after it
+    made(world, second, force=True)
+    assert "replaced by another run" in str(world.finish(a).error)
+    assert len(published(world)) == 4  # of the input alone
+    a.run(DOWN)
+    assert world.finish(a).error is None
+    check(world)
+    assert len(published(world)) == 6
+
+
+def test_artifacts_of_several_machines_are_ordered_by_their_publication(world, pair):
+    a, b = pair
+    a.clock_ahead_s = 3 * 3600.0
+    made(world, a)
+    world.time += 60
+    b.run(DOWN)
+    assert world.finish(b).error is None
+    with world.acting_as(b):
+        store = b.store
+        store.refresh()
+        by_clock = [artifact.manifest["stage"] for artifact in store.list("numbers")]
+        order = [artifact.manifest["stage"] for artifact in store.by_publication(store.list("numbers"))]
+    assert by_clock == ["down", "up"]
+    assert order == ["up", "down"]
 
 
 def test_a_collection_leaves_an_upload_in_progress(world, pair):

@@ -7,6 +7,7 @@ from contextvars import copy_context
 
 import pytest
 
+from nautile.common.errors import Retryable
 from nautile.store.catalog import Catalog
 from nautile.tasks.engine import child_process as child
 from nautile.tasks.engine.attempt import run_stage
@@ -61,6 +62,37 @@ def test_a_killed_child_is_a_crash_and_the_next_attempt_continues(store, gate, c
     assert "was ended by signal 9" in failed[0]
     wait_for(lambda: not is_alive(grandchild(store)))
     finish(store, gate, config, [("failed", 1), ("done", 2)])
+
+
+@pytest.mark.slow
+def test_work_whose_input_is_replaced_meanwhile_is_done_anew(store, gate):
+    """A forced run gives the folder that is read from to its own version: lineage would name the one before."""
+    context = RunContext("r1", str(store.root), label="sums")
+    first = store.get(run_stage(sums, section(2), {}, context)["numbers"])
+    config, inputs = section(3, gate=str(gate), gate_at=2), {"base": first.id}
+    failed = []
+
+    def run():
+        try:
+            run_stage(sums, config, inputs, context)
+        except Retryable as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    reached(gate)
+    source = store.staging_root / "again"
+    source.mkdir()
+    (source / "0.txt").write_text("70")
+    second = store.publish(
+        "numbers", first.key, source, stage="sums", version=1, config={}, inputs={}, facts={}, supersede=True
+    )
+    (gate / "open").touch()
+    thread.join()
+    assert failed == ["the input base was replaced by another run while it was read"]
+    made = store.get(run_stage(sums, config, inputs, context)["numbers"])
+    assert made.manifest["input_executions"] == {"base": second.execution}
+    assert [(made.path / f"{n}.txt").read_text() for n in range(3)] == ["70", "71", "72"]
 
 
 @pytest.mark.slow
