@@ -8,6 +8,7 @@ import typer
 
 from nautile.common.commands import config_words
 from nautile.common.errors import ConfigError, Retryable
+from nautile.common.text import visible
 from nautile.flows.cli.terminal import (
     ConfigArgument,
     Json,
@@ -73,7 +74,8 @@ def plan(
     By source: fill of the rows, share of cropped documents, share of targets trained on, epochs; of one that is not in
     the store yet only what is certain.
 
-    If nothing can be compiled for the chips, the estimates are still printed, and the exit code is 2.
+    If the run is not possible on the chips, or nothing can be compiled for them, that is said first and the exit code
+    is 2; but 0 if only a compiler is missing for the chips that the configuration names, with estimates by arithmetic.
     """
     if setting and not compare:
         raise ConfigError("--setting needs --compare")
@@ -96,7 +98,7 @@ def plan(
     )
 
     store, run_config = the_store(), load(config, settings)
-    topology = topology or run_config.launch.topology
+    asked, topology = topology, topology or run_config.launch.topology
     steps = pipeline_steps(run_config)
     # Everything that would stop the real run later is collected here, also where the compiler cannot plan for the
     # chips.
@@ -109,9 +111,10 @@ def plan(
             estimate = estimate_pretraining(run_config, topology, mfu, fsdp)
             folder = plan_pretraining(store, run_config, topology, mfu, fsdp, not quick, spinner.update)
         except (ConfigError, Retryable) as error:
-            # Raised after the rest was printed: who plans for chips that the compiler does not know still wants the
-            # forecast of the calls.
+            # Who plans for chips that the compiler does not know still wants the forecast of the calls.
             plan_error = error
+    if plan_error is not None:
+        console_for(stderr=True).print(visible(str(plan_error)), style="red", soft_wrap=True)
     calls = forecast_calls(steps, store)
     sources, anew = forecast_reading(run_config, store), pack_anew(run_config, store, row_length or ())
     if as_json:
@@ -132,8 +135,8 @@ def plan(
         lines += [*forecast_lines(calls), *listed("still to be set", missing), *asking_lines(steps, answers, command)]
         lines += listed("prices that differ from the vendor's list", prices)
         console_for().print("\n".join(lines), soft_wrap=True)
-    if plan_error is not None:
-        raise plan_error
+    if plan_error is not None and (asked or estimate is None or isinstance(plan_error, Retryable)):
+        raise typer.Exit(2)
     if answers is not None and (answers.refused or answers.silent):
         raise ConfigError(
             f"of the datasets and endpoints {len(answers.refused)} were refused and {len(answers.silent)} could not be "

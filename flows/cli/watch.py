@@ -4,6 +4,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, NoReturn
 
@@ -11,8 +12,9 @@ import typer
 
 from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError, Retryable
-from nautile.common.text import one_line
+from nautile.common.text import duration, one_line, visible
 from nautile.flows.cli.terminal import Json, SetOption, complete_config, console_for, show_as, the_store
+from nautile.store.artifacts import Store
 
 EVERY_S = 2.0
 RunOrConfig = Annotated[
@@ -49,7 +51,14 @@ def status(
         raise ConfigError("a step is named with --why, which cannot be combined with --watch")
     store = the_store()
     # Options that only a configuration has decide without a look at the catalog.
-    run = None if why or settings else runs.run_unless_config(store, what)
+    queued: list[dict[str, Any]] = [] if why or settings else runs_without_record(store)
+    try:
+        run = None if why or settings else runs.run_unless_config(store, what)
+    except ConfigError:  # it has no record in the store before a process begins it
+        if (found := runs.run_named(what or "", {row["id"]: row["name"] for row in queued})) is None:
+            raise
+        show_as([], as_json, lambda _: Text(queued_text(next(row for row in queued if row["id"] == found))))
+        return
     if run is not None or not (what or why or settings):
         if watch:
 
@@ -60,10 +69,12 @@ def status(
             watch_status(read, runs.run_view)
         if run is not None:
             show_as(runs.step_rows(run), as_json, partial(runs.run_view, run=runs.run_row(run)))
+            if queued and not (what or as_json):
+                console_for().print(visible("\n".join(["", *map(queued_text, queued)])), soft_wrap=True, markup=False)
             _note_left_out(store)
             return
         # No default configuration here: its keys take seconds to compute, and a run that starts now is recorded sooner.
-        message = (
+        message = "\n".join(map(queued_text, queued)) or (
             f"no run in {store.root} yet: `nautile run` starts one; `nautile status CONFIG` shows which steps of a "
             "configuration are in the store"
         )
@@ -89,6 +100,26 @@ def status(
         command = shell_command("nautile", "status", current.run[:8])
         line = f"run {current.run[:8]} ({one_line(current.name)}) is {current.state}: `{command}`"
         console_for().print(line, soft_wrap=True)
+
+
+def runs_without_record(store: Store) -> list[dict[str, Any]]:
+    """The runs that wait in the server of `nautile up` for their first process."""
+    from nautile.flows.operate.run_actions import queued_runs
+    from nautile.flows.run_state import MOST_SEARCHED, RUNS, reading
+
+    if not (queued := queued_runs(store)):
+        return []
+    with reading(store) as query:
+        known = {row["run"] for row in query(RUNS, MOST_SEARCHED)}
+    return [row for row in queued if row["id"] not in known]
+
+
+def queued_text(row: dict[str, Any]) -> str:
+    """What a run waits for that no process has begun."""
+    since = datetime.fromisoformat(row["since"])
+    waits = duration((datetime.now(UTC) - since).total_seconds())
+    due = f"due at {since.astimezone():%Y-%m-%d %H:%M}, {waits} ago"
+    return f"run {row['id'][:8]} ({one_line(row['name'])}): queued\n{due}\n{row['why']}"
 
 
 def runs(

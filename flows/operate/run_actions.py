@@ -34,7 +34,7 @@ def server_beside(store: Store) -> str | None:
 
 
 def queued_runs(store: Store) -> list[dict[str, Any]] | None:
-    """The due runs of the server of `nautile up` that no process has begun, oldest first: id, name, config, since.
+    """The due runs of the server of `nautile up` that no process has begun, oldest first: id, name, config, since, why.
 
     They have no record in the store. None if the server does not answer.
     """
@@ -42,6 +42,15 @@ def queued_runs(store: Store) -> list[dict[str, Any]] | None:
     if server is None or not server.alive():
         return []
     services.use_login(store)
+    served = any(service.name == "deployments" and service.alive() for service in services.services(store))
+
+    def why_queued(state: str) -> str:
+        if not served:
+            return "nothing serves the deployments: `nautile up` starts it again"
+        if state == "AwaitingConcurrencySlot":
+            return "as many runs work as may at once: it begins when one of them ends"
+        return "it waits for a process, which the deployments start within some seconds"
+
     waits: dict[str, Any] = {
         "state": {"type": {"any_": ["SCHEDULED", "PENDING"]}},
         "expected_start_time": {"before_": datetime.now(UTC).isoformat()},  # without those of a schedule to come
@@ -55,6 +64,7 @@ def queued_runs(store: Store) -> list[dict[str, Any]] | None:
                 "name": str(run["name"]),
                 "config": str(run["parameters"].get("config") or ""),
                 "since": str(run["expected_start_time"]),
+                "why": why_queued(str(run.get("state_name"))),
             }
             for run in response.raise_for_status().json()
         ]

@@ -34,8 +34,8 @@ from nautile.tasks.engine.attempt_log import AttemptLog, PublishedAs, Staging, f
 from nautile.tasks.engine.child_process import crash_of, pause, raise_for_exit, run_child
 from nautile.tasks.engine.errors import StageCrash
 from nautile.tasks.engine.fanout import ExecutorFactory, FanOutRunner, local_executor, ray_executor
-from nautile.tasks.engine.remote_child import run_item_on_own_disk, through_remote
 from nautile.tasks.engine.job import check_inputs
+from nautile.tasks.engine.remote_child import run_item_on_own_disk, through_remote
 from nautile.tasks.engine.stage import RunContext, Stage
 from nautile.tasks.engine.telemetry import Outcome, TrackedExecution, Tracker, close_all, trackers_of
 

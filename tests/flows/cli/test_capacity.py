@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from nautile.configs.load import load
+from nautile.flows import forecast
 from nautile.flows.cli import capacity
 from nautile.flows.cli import main as cli
 from nautile.model.capacity import topology
@@ -117,7 +118,7 @@ def test_what_needs_no_compiler_is_shown_where_a_compiler_is_missing(nautile, tm
     monkeypatch.setattr(capacity, "run_stage", lambda *arguments: pytest.fail("a process was started to find that out"))
     monkeypatch.delenv("PAID_KEY", raising=False)
     wide = ("--set", "pretrain.batch_rows=32", "--set", "pretrain.micro_rows=32")
-    code, out, err = nautile(*wide, more=PAID_TEACHER)
+    code, out, err = nautile("--topology", "v4:2x4x4", *wide, more=PAID_TEACHER)
     assert code == 2
     assert err.strip() == message
     assert "estimated by arithmetic" in out
@@ -131,12 +132,29 @@ def test_what_needs_no_compiler_is_shown_where_a_compiler_is_missing(nautile, tm
     assert "still to be set:\n  PAID_KEY is not set in the environment: the key of endpoints.paid" in out
     code, out, _ = nautile("--json", "--fsdp", "1", more=PAID_TEACHER + '[launch]\ntopology = "spark:1"\n')
     plan = json.loads(out)
-    assert (code, plan["calls"][0]["endpoint"]) == (2, "paid")
-    assert plan["refused"].startswith("spark:1: its compiler")  # without the option, the configuration's
+    assert (code, plan["calls"][0]["endpoint"]) == (0, "paid")
+    assert plan["refused"].startswith("spark:1: its compiler")  # without the option, the configuration's: no error
     assert (plan["estimate"]["fits"], plan["estimate"]["days"], plan["online"]) == (True, None, None)
     assert plan["sources"]["distilled"]["train_on"] == "replies"
     assert plan["sources"]["distilled"]["epochs"] is None
     assert [line.partition(" ")[0] for line in plan["missing"]] == ["PAID_KEY"]
+
+
+def test_a_run_that_is_not_possible_on_the_chips_is_said_before_the_tables(nautile, monkeypatch, capfd):
+    said = []
+    monkeypatch.setattr(forecast, "forecast_calls", lambda *arguments: said.append(capfd.readouterr().err) or [])
+    for options in (["--topology", "v4:2x4x4"], ["--set", "launch.topology=v4:2x4x4"]):
+        code, out, err = nautile(*options, "--row-length", "128")
+        assert (code, err) == (2, "")
+        assert "pretrain.micro_rows 16 does not divide among 32 devices: make it a multiple of 32" in said.pop()
+        assert "still to be set: nothing" in out
+
+
+@pytest.mark.parametrize("name", ["local", "smollm2", "spark", "nautile_370m"])
+def test_a_shipped_configuration_names_chips_on_which_it_can_run(name):
+    config = load(name)
+    chips = config.launch.topology
+    assert (chips == "local") == (capacity.estimate_pretraining(config, chips, 0.4, None) is None)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import asdict
 
 import pytest
@@ -149,6 +150,28 @@ def test_a_run_that_waits_for_a_process_is_in_the_list_and_on_the_page(beside, p
     assert "**i 1 run waits in Prefect for a process**" in [element.value for element in page().markdown]
     prefect.queued = "a page of another server"
     assert "are not listed" in command_line("runs")[2]
+
+
+def test_the_status_of_a_run_that_no_process_has_begun_says_what_it_waits_for(beside, prefect, command_line):
+    assert "no run in" in command_line("status")[1]
+    run = {"id": "b2c3d4e5-0000", "name": "night-run", "parameters": {"config": "toy"}}
+    prefect.queued = [run | {"expected_start_time": "2026-11-25T08:00:00Z", "state_name": "Late"}]
+    for words in ((), ("night-run",), ("b2c3",)):  # no run has a record yet
+        code, out, err = command_line("status", *words)
+        assert (code, err) == (0, "")
+        assert re.search(r"run b2c3d4e5 \(night-run\): queued\ndue at 2026-11-25 ..:00, .+ ago\n", out)
+        assert "nothing serves the deployments: `nautile up` starts it again" in out
+    assert command_line("status", "b2c3", "--json")[1].strip() == "[]"
+    planned(beside, "done")
+    api = [("server", os.getpid(), prefect.url), ("deployments", os.getpid(), "")]
+    write_services(beside, *api)
+    out = command_line("status")[1]  # the newest run, and what waits behind it
+    assert out.index(f"run {RUN[:8]}") < out.index("run b2c3d4e5") < out.index("it waits for a process")
+    assert "b2c3" not in command_line("status", RUN[:8])[1]
+    prefect.queued[0]["state_name"] = "AwaitingConcurrencySlot"
+    assert "as many runs work as may at once" in command_line("status", "night-run")[1]
+    code, _, err = command_line("status", "morning-run")
+    assert (code, "nor is it the id or name of a run" in err) == (2, True)
 
 
 @pytest.mark.slow
