@@ -88,6 +88,15 @@ def hostile_answer(form: str, item: JudgeItem) -> str:
     return re.sub("|".join(parts), lambda placeholder: parts[placeholder.group()], FORMS[form])
 
 
+def hostile_item(form: str, item: JudgeItem) -> JudgeItem:
+    """`item` with an injection in its reasoning, or in its answer where it has no reasoning.
+
+    Words around a final answer make its form worse, and a judge may rightly give fewer marks for that.
+    """
+    text = hostile_answer(form, item)
+    return replace(item, reasoning=text) if item.reasoning else replace(item, answer=text)
+
+
 def calibrate(
     judge: Judge, right: Sequence[JudgeItem], hostile: int = 0, kinds: Sequence[str] = KINDS
 ) -> dict[str, Any]:
@@ -163,10 +172,7 @@ def _hostile(
             # Shift by one after each pass over the forms, so that a form does not get the same answer again.
             index = (number + number // len(forms)) % len(items)
             form = forms[number * stride % len(forms)]
-            item, text = items[index], hostile_answer(form, items[index])
-            # Words around a final answer make its form worse, and a judge may rightly give fewer marks for that. In
-            # the reasoning an injection changes the marks only if the judge reacts to what it says.
-            item = replace(item, reasoning=text) if item.reasoning else replace(item, answer=text)
+            item = hostile_item(form, items[index])
             rows.append({"kind": f"hostile {kind}", "form": form, "item": item, "plain": plain_scores[index]})
     pairs: dict[str, list[dict[str, Any]]] = {"hostile right": [], "hostile wrong": []}
     for row, score in zip(rows, judge.score([row["item"] for row in rows]), strict=True):

@@ -319,17 +319,15 @@ def _facts(
         "updates": len(losses),
         "skipped_updates": skipped,
     }
-    if not losses:
-        facts["no_update"] = (
-            "no update was finite"
-            if traces
-            else (
-                f"no completion is better than its group: of {len(rates)} problems {facts['never_solved']} were never "
-                f"solved, {facts['always_solved']} always"
-            )
-        )
-    else:
+    if losses:
         facts |= {"first_loss": losses[0], "last_loss": losses[-1]}
+    elif traces:
+        facts["no_update"] = "no update was finite"
+    else:
+        facts["no_update"] = (
+            f"no completion is better than its group: of {len(rates)} problems {facts['never_solved']} were never "
+            f"solved, {facts['always_solved']} always"
+        )
     facts["curriculum"] = curriculum(samples)
     return facts
 

@@ -54,9 +54,9 @@ def items_for(
 ) -> dict[str, list[BenchmarkItem]]:
     """Load the items of each benchmark that `choice` names, by benchmark name (for a composite, its parts).
 
-    The messages of invalid records, which are left out up to `choice.bad_rows_share`, are added to `bad_rows`, by
-    benchmark. Raises `ConfigError` as `check_benchmark`, and for an unreadable file or too many invalid records;
-    `Retryable` if the Hub does not answer.
+    The messages of invalid records, which are left out up to `choice.bad_rows_share`, are added to `bad_rows`. Raises
+    `ConfigError` as `check_benchmark`, and for an unreadable file or too many invalid records; `Retryable` from the
+    Hub.
     """
     check_benchmark(choice)
     if choice.name in STAND_INS:
@@ -135,10 +135,8 @@ def _load_split(benchmark: Benchmark, revision: str) -> Any:
 def _clear_error(error: Exception, source: str, gate: str) -> Exception | None:
     """What `datasets` raised, as a `ConfigError` that the user must mend or a `Retryable`; None for any other error.
 
-    An error of this machine's disk is returned as it is.
-
-    `datasets` and the clients under it wrap whatever happens, so the causes tell a refusal or a broken download from
-    bad data.
+    An error of this machine's disk stays. `datasets` wraps whatever happens, so the causes tell a refusal from bad
+    data.
     """
     import datasets
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, XetDownloadError

@@ -53,7 +53,7 @@ class Answerer(Protocol):
     batch: int
 
     def answer(self, prompts: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> list[Answer | SkippedQuestion]:
-        """Return one answer per prompt, in order. An answer depends only on its prompt and seed, if the model allows.
+        """Return one answer per prompt, in order, which depends only on prompt and seed, if the model allows.
 
         Raises `Retryable` when a question gets no reply, because that is not a wrong answer.
         """

@@ -103,9 +103,8 @@ def evaluate(
     """Generate and grade an answer for each item; items that have a row in the file are not asked again.
 
     Returns the rows of all `items`, in their order. Emits a `sample` per new row (set: the benchmark), `progress` per
-    batch and, if anything was generated, the metric `evaluate/tokens_per_second`. `label` is the note of the progress.
-    Raises `ConfigError` if the file has rows of another model or other questions, `Retryable` if the model stops
-    answering (rows so far are kept).
+    batch with the note `label`, and the metric `evaluate/tokens_per_second`. Raises `ConfigError` if the file has rows
+    of another model or other questions, `Retryable` if the model stops answering (rows so far are kept).
     """
 
     def ask(batch: Sequence[BenchmarkItem]) -> list[TimedRow]:

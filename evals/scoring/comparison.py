@@ -108,10 +108,7 @@ def _question(row: SampleRow) -> tuple[str, int, str]:
 
 
 def mean_weights(measured: Collection[str]) -> dict[str, dict[str, float]]:
-    """The weights of benchmarks in each composite whose parts are all measured, and in the paper's average if it is.
-
-    Returns name of the mean -> benchmark -> weight; the weights of a mean sum to 1.
-    """
+    """Name -> benchmark -> weight, of each composite whose parts are all measured, and so of the paper's average."""
     means = {
         name: {part: 1 / len(parts) for part in parts}
         for name, parts in COMPOSITES.items()
@@ -146,8 +143,8 @@ def _changed(row_a: SampleRow, row_b: SampleRow, verdict: str) -> dict[str, Any]
 def regressed(comparison: Comparison, rule: str = "interval", margin: float = 0.0) -> list[dict[str, Any]]:
     """Find regressions: benchmarks whose lead, with its whole 95 % interval, is below -`margin` (0..1); worst first.
 
-    With `rule` "holm" the exact p must also be below 0.05 after Holm's step-down correction for the number of
-    benchmarks: with twenty unchanged benchmarks the plain rule reports a regression in two of five comparisons.
+    With `rule` "holm" the exact p, corrected for the number of benchmarks, must also be below 0.05: with twenty
+    unchanged benchmarks the plain rule reports a regression in two of five comparisons.
     """
     tests = comparison["benchmarks"]
     p_values = holm({name: test["p"] for name, test in tests.items()}) if rule == "holm" else dict.fromkeys(tests, 0.0)
@@ -172,7 +169,7 @@ def scored_benchmarks(scores: Scores) -> set[str]:
 def best_of(candidates: Sequence[Scores], benchmarks: set[str]) -> int | None:
     """Index of the scores with the highest mean strict accuracy over `benchmarks`; of equal ones the last (newest).
 
-    Scores without one of the benchmarks are not considered: a missing score is not zero. None if no candidate is left.
+    Scores without one of the benchmarks are not considered. None if no candidate is left.
     """
     means = {
         index: sum(scores["benchmarks"][name]["accuracy"] for name in benchmarks) / len(benchmarks)
@@ -183,11 +180,7 @@ def best_of(candidates: Sequence[Scores], benchmarks: set[str]) -> int | None:
 
 
 def whose_gain(test: Mapping[str, Any], a: str = "A", b: str = "B") -> str:
-    """Which of two models is better by a paired test, and by how much, in words.
-
-    A model is called better only if the 95 % interval of its lead over problems excludes 0. It is a sentence about two
-    models, not about the recipes that made them.
-    """
+    """Which of two models is better by a paired test, in words: only if the 95 % interval of its lead excludes 0."""
     lead, low, high = (100 * test[name] for name in ("lead", "low", "high"))
     if low > 0 or high < 0:
         better, sign = (b, 1) if low > 0 else (a, -1)

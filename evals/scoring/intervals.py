@@ -105,11 +105,10 @@ def paired_bootstrap(
 ) -> tuple[float, float, float, float]:
     """Paired bootstrap of a weighted mean of benchmarks: (lead of the second model, low, high, two-sided p).
 
-    `groups` has for each benchmark the votes of both models on its questions. Questions are resampled, so the two votes
-    on a question stay together. The lead depends only on how many questions have each difference of votes, and these
-    counts are drawn from a multinomial distribution. p: twice the share of draws in which the lead is zero or reversed
-    (at least 1 / `draws`). Where all questions differ alike, mostly not at all, every draw is the same: the interval is
-    then as wide as if one more question of each benchmark had been won or lost.
+    `groups` has for each benchmark the votes of both models on its questions, which are resampled together. The lead
+    depends only on how many questions have each difference of votes: these counts are drawn from a multinomial. p:
+    twice the share of draws in which the lead is zero or reversed (at least 1 / `draws`). Where all questions differ
+    alike the interval is as wide as if one more question of each benchmark had been won or lost.
     """
     if not groups or not all(len(a) and len(a) == len(b) for a, b in groups):
         raise ValueError("a paired test needs the same questions on both sides of every benchmark")
@@ -131,9 +130,8 @@ def paired_bootstrap(
 
 
 def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
-    """The p values after Holm's step-down correction for their number: below `LEVEL` is significant.
+    """The p values after Holm's step-down correction (1979) for their number: below `LEVEL` is significant.
 
-    Holm (1979): the smallest p times n, the next times n - 1, and so on, each at least as large as the one before it.
     It holds however the tests depend on each other; arms that share the first arm do.
     """
     corrected, least = dict(p_values), 0.0

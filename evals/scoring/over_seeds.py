@@ -1,14 +1,12 @@
 """Compare training recipes over seeds: mean and spread of an arm, its lead over another, the smallest effect to find.
 
-A run with another seed is the unit, not a problem: a thousand problems say how well one model answers, and nothing
-about the model that another seed would have trained. So the lead of an arm is the mean over seeds of its paired
-differences (the seeds that both arms have, which share data, start and test problems), tested by Student's t with one
-degree of freedom less than seeds.
+A run with another seed is the unit, not a problem: a thousand problems say nothing about the model that another seed
+would have trained. So the lead of an arm is the mean over seeds of its paired differences (the seeds that both arms
+have, which share data, start and test problems), tested by Student's t with one degree of freedom less than seeds.
 
-The standard error is never taken smaller than the problems allow. Two seeds whose differences happen to be equal have
-no spread, so that t would be infinite; the difference of two models on n problems has a binomial noise all the same.
-With this floor the test errs to the safe side: for the seeds' part it is at most Student's, and no lead is surer than
-it would be on other problems.
+The standard error is never taken smaller than the problems allow: two seeds whose differences happen to be equal have
+no spread, but the difference of two models on n problems has a binomial noise all the same. With this floor the test
+errs to the safe side: for the seeds' part it is at most Student's.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -26,8 +24,7 @@ POWER = 0.8  # chance of finding an effect of the size `SeedLead.detectable`
 class SeedSummary:
     """The values of one arm over its seeds: mean, 95 % t interval, and the standard deviation between seeds.
 
-    `low`, `high` and `deviation` are None with one seed, and the interval too if all values are equal: no spread was
-    seen, which is not a spread of zero.
+    None where no spread was seen (one seed, or for the interval equal values), which is not a spread of zero.
     """
 
     mean: float
@@ -41,10 +38,9 @@ class SeedSummary:
 class SeedLead:
     """The lead of one arm over another, in the unit of the values (shares: 0.01 is a point).
 
-    `over`: what `low`, `high` (95 %, not corrected) and the two-sided `p` (not corrected: `intervals.holm`) generalise
-    to; with one common seed only to other problems. `deviation`: of the paired differences between seeds.
-    `detectable`: the smallest true lead that this many seeds find in `POWER` of cases, two-sided at `LEVEL` / `tests`
-    (the hardest level of Holm's correction), if the differences spread as measured. None: not known.
+    `over`: what `low`, `high` (95 %) and the two-sided `p` (neither corrected: `intervals.holm`) generalise to.
+    `deviation`: of the paired differences between seeds. `detectable`: the smallest true lead that this many seeds find
+    in `POWER` of cases, two-sided at `LEVEL` / `tests` (the hardest level of Holm's correction). None: not known.
     """
 
     lead: float
@@ -72,12 +68,12 @@ def summary(values: Mapping[Any, float]) -> SeedSummary:
 def lead(
     first: Mapping[Any, float], other: Mapping[Any, float], tests: int = 1, problems: int | None = None
 ) -> SeedLead:
-    """The lead of `other` over `first`, of values by seed, over the seeds that both have.
+    """The lead of `other` over `first`, of values by seed, over the seeds that both have. Raises `ValueError` without
+    one.
 
     `tests`: number of tests that are corrected for together. `problems`: the values are shares of so many problems,
-    whose noise is at least as large as a difference that came from the fewest possible changed answers; None: other
-    values, without a floor. Then equal differences that are not 0 have no interval, and p is that of the sign test,
-    2^(1 - seeds). With one common seed only the lead is known. Raises `ValueError` without a common seed.
+    whose noise is at least that of a difference that came from the fewest possible changed answers. None: no such
+    floor; then equal differences that are not 0 have no interval, and p is that of the sign test, 2^(1 - seeds).
     """
     seeds = tuple(seed for seed in first if seed in other)
     if not seeds:
@@ -101,11 +97,10 @@ def lead_of_votes(
 ) -> SeedLead:
     """The lead of `other` over `first` of votes (0 to 1) by seed and question, over common seeds and questions.
 
-    `first`, `other`: for each benchmark [seed, question], NaN where a question was not asked; a benchmark counts with
-    its weight, and the weights sum to 1. With several seeds the test is over seeds, and its standard error at least
-    that of the mean difference over questions. With one seed it is over problems: McNemar's exact test and the interval
-    of Agresti and Min, for a mean of benchmarks a paired bootstrap. Seeds in which a benchmark has no common question
-    are left out; raises `ValueError` if none is left.
+    `first`, `other`: for each benchmark [seed, question], NaN where a question was not asked; the `weights` of the
+    benchmarks sum to 1. With several seeds the test is over seeds, and its standard error at least that of the mean
+    difference over questions. With one seed it is over problems: `paired`, for a mean of benchmarks `paired_bootstrap`.
+    Raises `ValueError` if no seed has a common question of each benchmark.
     """
     differences = [after_SN - before_SN for before_SN, after_SN in zip(first, other, strict=True)]
     kept_S = np.all([np.isfinite(part_SN).any(axis=1) for part_SN in differences], axis=0)

@@ -18,10 +18,10 @@ RowsByStage = Mapping[str, Sequence[SampleRow]]
 def ladder(stages: Mapping[str, Scores], rows: RowsByStage) -> Ladder | None:
     """The ladder as plain data; None if no stage was evaluated on a benchmark of Table 1.
 
-    `stages`: `scores.json` by stage. `rows`: the rows of these evaluations, as far as they exist. In the result, each
-    entry of `stages` has `score` (None: not measured), `over` (the nearest earlier stage that was measured) and `test`,
-    the comparison with that stage on common problems (None: no rows of both). `total` compares the last stage with the
-    first. Shares are 0 to 1, the paper's figures percent.
+    `stages`: `scores.json` by stage. `rows`: of these evaluations, as far as they exist. In the result, each entry of
+    `stages` has `score` (None: not measured), `over` (the nearest earlier stage that was measured) and `test`, the
+    comparison with that stage on common problems. `total` compares the last stage with the first. Shares are 0 to 1,
+    the paper's figures percent.
     """
     stages = {stage: stages[stage] for stage in paper.TABLE_1 if stage in stages}
     name = table_1_benchmark(stages)
