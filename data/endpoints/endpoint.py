@@ -395,17 +395,7 @@ class Endpoint:
 
 
 def reply_of(raw: RawReply, digest: str, endpoint: str, latency_s: float | None) -> ChatReply:
-    return ChatReply(
-        text=raw.text,
-        finish=raw.finish,
-        tokens_in=raw.tokens_in,
-        tokens_out=raw.tokens_out,
-        latency_s=latency_s,
-        cached=False,
-        digest=digest,
-        endpoint=endpoint,
-        tokens_reasoning=raw.tokens_reasoning,
-    )
+    return ChatReply(**vars(raw), latency_s=latency_s, cached=False, digest=digest, endpoint=endpoint)
 
 
 async def send_request(
