@@ -127,7 +127,6 @@ class CallError(Exception):
 
     @property
     def retryable(self) -> bool:
-        """Whether another attempt at the same request may succeed."""
         return self.reason in TRANSIENT
 
     @property

@@ -195,7 +195,6 @@ class Endpoint:
         return self.unreadable(error) if many else error
 
     def unreadable(self, error: CallError) -> CallError:
-        """The error of an endpoint none of whose replies could be read."""
         message = f"none of its first {len(self._unreadable)} replies can be read; the last: {error.message}"
         return CallError("misconfigured", f"{message}. Check its `url` and `kind`", error.status, partial=True)
 
