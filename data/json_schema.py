@@ -77,7 +77,6 @@ def violation(validator: Validator, value: Any) -> str | None:
 
 
 def pointer_to(error: jsonschema.ValidationError) -> str:
-    """The JSON pointer to the value that an error is about."""
     return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in error.absolute_path)
 
 
@@ -251,7 +250,6 @@ class _Shortest:
         self._documents: dict[str, _Document | None] = {}
 
     def search(self) -> _Document | None:
-        """The cheapest document; None if there is none."""
         is_changed = True
         while is_changed:
             known_refs, is_changed = len(self._documents), False

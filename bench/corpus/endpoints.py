@@ -68,12 +68,10 @@ def ask_pool(server: OwnProcess, count: int, folder: Path, emit: Emit | None = N
         start, cpu = time.monotonic(), time.process_time()
         outcomes = pool.ask(requests(count))
         seconds, cpu_seconds = time.monotonic() - start, time.process_time() - cpu
-        rates = pool.rates()["fake"] if pool.rates() else {}
         dollars = pool.spent
     writer.close()
     answered = sum(isinstance(outcome, ChatReply) for outcome in outcomes)
-    row = {"per_s": count / seconds, "answered": answered, "cpu_ms": 1000 * cpu_seconds / count, "dollars": dollars}
-    return {**row, "refused_share": rates.get("refused_share")}
+    return {"per_s": count / seconds, "answered": answered, "cpu_ms": 1000 * cpu_seconds / count, "dollars": dollars}
 
 
 def ask_in_plain_loop(server: OwnProcess, count: int, retries: int = ATTEMPTS) -> dict[str, Any]:

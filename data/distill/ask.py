@@ -314,6 +314,5 @@ def _paid(probe_replies: Sequence[AskResult]) -> tuple[PaidReply, ...]:
 
 
 def document_text(result: PromptResult) -> str:
-    """Query, reasoning and answer of a result as one text."""
     query, document = result.task.prompt.query, result.document
     return query if document is None else f"{query}\n{document.reasoning}\n{document.answer}"

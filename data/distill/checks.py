@@ -10,10 +10,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from types import TracebackType
 from typing import Literal
 
 from nautile.common.patterns import FilteredPattern, ignoring_case
@@ -29,8 +28,6 @@ from nautile.data.screening.words import lower_words
 
 WORTH_PROCESSES = 4096  # prompts; two processes take 2 s of a core to start
 MOST_PROCESSES = 4
-
-_config: DistillConfig | None = None  # set in the worker processes of `VerdictProcesses`
 
 
 @dataclass(frozen=True)
@@ -70,47 +67,19 @@ def injection_signs(prompt: Prompt, neighbours: Sequence[Neighbour], reply: str)
     return [f"{sign}/{where}" for where, text in texts.items() for sign in hostile_signs(text)]
 
 
-class VerdictProcesses:
-    """A pool of processes that run `judge_reply`; a context manager. They end with this process.
+def verdict_processes() -> ProcessPoolExecutor:
+    """Processes for `judge_reply`, which end with this one.
 
     A check takes 1 to 2 ms of a core, half of it language identification, and a request another 1.5 to 2 ms, so one
     process that did both would handle only some 300 replies a second.
     """
-
-    def __init__(self, config: DistillConfig) -> None:
-        self._executor = ProcessPoolExecutor(
-            min(MOST_PROCESSES, os.cpu_count() or 1),
-            # Not "fork": the pool's event loop runs in a thread of this process, and a fork would copy its locks as
-            # they are.
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_initialise,
-            initargs=(os.getpid(), config.model_dump_json()),
-        )
-
-    def __enter__(self) -> "VerdictProcesses":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._executor.shutdown(cancel_futures=True)
-
-    def judge(
-        self, text: str, finish: str, prompt: Prompt, neighbours: Sequence[Neighbour], template: Template
-    ) -> "Future[ReplyVerdict]":
-        """Run `judge_reply` in a worker. The future fails only if a worker process dies."""
-        return self._executor.submit(_judge, text, finish, prompt, neighbours, template)
-
-
-def _initialise(parent: int, config: str) -> None:
-    global _config
-    die_with_parent(parent)
-    _config = DistillConfig.model_validate_json(config)
-
-
-def _judge(text: str, finish: str, prompt: Prompt, neighbours: Sequence[Neighbour], template: Template) -> ReplyVerdict:
-    assert _config is not None
-    return judge_reply(text, finish, prompt, neighbours, template, _config)
+    return ProcessPoolExecutor(
+        min(MOST_PROCESSES, os.cpu_count() or 1),
+        # Not "fork", which would copy the locks of the pool's event loop, a thread of this process, as they are.
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=die_with_parent,
+        initargs=(os.getpid(),),
+    )
 
 
 RejectReason = Literal[
@@ -246,7 +215,7 @@ def reject_reason(
     repeats_question = prompt.passage is not None and has_nothing_new(answer, prompt.query)
     if sum(1 for _ in islice(_WORD.finditer(reasoning), MIN_REASONING_WORDS)) < MIN_REASONING_WORDS or repeats_question:
         return "too_short"
-    if is_too_long(document, template):
+    if len(reasoning) > 2 * template.reasoning or len(answer) > 2 * template.answer:
         return "too_long"
     if is_cut_short(reasoning, template.reasoning) or is_cut_short(answer, template.answer):
         return "truncated"
@@ -263,11 +232,6 @@ def reject_reason(
     if copied_share(text, neighbours) > OVERLAP_LIMIT:
         return "copied_exemplar"
     return None
-
-
-def is_too_long(document: ParsedDocument, template: Template) -> bool:
-    """Whether the reasoning or the answer has over twice the template's length."""
-    return len(document.reasoning) > 2 * template.reasoning or len(document.answer) > 2 * template.answer
 
 
 def is_in_another_language(document: ParsedDocument, prompt: Prompt) -> bool:

@@ -40,8 +40,6 @@ _HEADING = re.compile(
 
 @dataclass(frozen=True)
 class ParsedDocument:
-    """A teacher's reasoning and answer."""
-
     reasoning: str
     answer: str
 

@@ -14,7 +14,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from nautile.data.distill.ask import (
     result_row,
     unasked_row,
 )
-from nautile.data.distill.checks import WORTH_PROCESSES, ReplyVerdict, VerdictProcesses, judge_reply
+from nautile.data.distill.checks import WORTH_PROCESSES, ReplyVerdict, judge_reply, verdict_processes
 from nautile.data.distill.collect_prompts import BenchmarkScreen, CollectedPrompts, collect_prompts, read_prompts
 from nautile.data.distill.prompts import Prompt
 from nautile.data.distill.stats import (
@@ -131,7 +131,7 @@ class PromptWindow:
         self._open: deque[OpenFile] = deque()
         self._open_prompts = 0
         self._budget_spent = False
-        self._processes: VerdictProcesses | None = None
+        self._processes: ProcessPoolExecutor | None = None
 
     def run(self, paths: Sequence[Path], settle: Callable[[OpenFile], int], finish: Callable[[OpenFile], None]) -> None:
         """Call `settle` and `finish` for each file, in order, once all its prompts have results.
@@ -146,7 +146,8 @@ class PromptWindow:
         # are being paid for, and the processes that judge replies last.
         with ExitStack() as stack:
             if len(paths) * self._teachers.config.chunk >= WORTH_PROCESSES:
-                self._processes = stack.enter_context(VerdictProcesses(self._teachers.config))
+                self._processes = verdict_processes()
+                stack.callback(self._processes.shutdown, cancel_futures=True)
             session = stack.enter_context(self._teachers.pool.session())
             lookahead = stack.enter_context(ThreadPoolExecutor(1))
             blocks = _blocks(paths)
@@ -277,13 +278,12 @@ class PromptWindow:
             return
         # A teacher's reply: check it here, or in a worker process whose verdict comes back through the session.
         open_prompt.reply = reply
+        config = self._teachers.config
+        arguments = (reply.text, reply.finish, task.prompt, task.neighbours, task.template, config)
         if self._processes is None:
-            config = self._teachers.config
-            verdict = judge_reply(reply.text, reply.finish, task.prompt, task.neighbours, task.template, config)
-            self._handle_verdict(open_prompt, verdict)
+            self._handle_verdict(open_prompt, judge_reply(*arguments))
         else:
-            future = self._processes.judge(reply.text, reply.finish, task.prompt, task.neighbours, task.template)
-            session.expect((open_prompt, None), future)
+            session.expect((open_prompt, None), self._processes.submit(judge_reply, *arguments))
 
     def _handle_verdict(self, open_prompt: _OpenPrompt, verdict: ReplyVerdict) -> None:
         assert open_prompt.task is not None

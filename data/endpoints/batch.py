@@ -475,7 +475,6 @@ class BatchQueue:
         return None
 
     async def _poll(self, job: PendingJob) -> BatchJob:
-        """Poll a job's status, at growing intervals, until it has ended."""
         pause, looks = self._batch.poll_s, 0
         while True:
             status = await self._call(lambda: self._client.status(str(job.id)))
@@ -492,7 +491,6 @@ class BatchQueue:
             pause = min(pause * 2, self._batch.poll_s * SLOWEST_POLL)
 
     async def _record_results(self, job: PendingJob, status: BatchJob) -> dict[str, JobResult]:
-        """Download the results of a job that has ended, and record them all."""
         bodies: dict[str, dict[str, Any] | CallError] = {}
         for file in status.files:
             content = await self._call(lambda: self._client.download(file))  # noqa: B023 (awaited in this iteration)

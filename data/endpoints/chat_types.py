@@ -127,7 +127,6 @@ class CallError(Exception):
 
     @property
     def retryable(self) -> bool:
-        """Whether another attempt at the same request may succeed."""
         return self.reason in TRANSIENT
 
     @property
@@ -280,14 +279,5 @@ def reply_to_row(reply: ChatReply, spent: Usage, execution: str, limits: str = "
 
 
 def reply_from_row(row: Mapping[str, Any]) -> ChatReply:
-    return ChatReply(
-        text=row["text"],
-        finish=row["finish"],
-        tokens_in=row["tokens_in"],
-        tokens_out=row["tokens_out"],
-        latency_s=row["latency_s"],
-        cached=True,
-        digest=row["digest"],
-        endpoint=row["endpoint"],
-        tokens_reasoning=row.get("tokens_reasoning"),
-    )
+    names = ("text", "finish", "tokens_in", "tokens_out", "latency_s", "digest", "endpoint")
+    return ChatReply(**{name: row[name] for name in names}, cached=True, tokens_reasoning=row.get("tokens_reasoning"))

@@ -1,12 +1,10 @@
 """The embedded teacher and judge: SmolLM2-135M-Instruct behind llama.cpp's OpenAI-compatible server, on loopback.
 
-It runs as several processes (replicas) with one thread and one slot each, not as one process with several threads and
-slots. Replies are then bitwise reproducible, whatever other requests there are, and no thread waits at a barrier: on 2
-idle cores one replica generates 80 tokens/s and reads 200, one process with two threads 120 and 390; but on busy cores
-the latter fell to 1 to 8 tokens/s. The prompt prefix stays in the KV cache between requests, so a shared rubric is read
-once. Prompt lookup decoding (speculating that the last two tokens continue as they did before, because a document
-repeats its passage) makes tokens a sixth cheaper without changing the reply. A teacher's document takes 2.0 to 2.6 s of
-one core, a judge's grades 0.65 to 0.8 s; a replica takes 300 MB.
+It runs as several processes (replicas) with one thread and one slot each. Replies are then bitwise reproducible,
+whatever other requests there are, and no thread waits at a barrier: on busy cores one process with two threads fell
+from 120 to 1 to 8 tokens/s. The prompt prefix stays in the KV cache, so a shared rubric is read once. Prompt lookup
+decoding makes tokens a sixth cheaper with the same reply, because a document repeats its passage. A teacher's document
+takes 2.0 to 2.6 s of one core, a judge's grades 0.65 to 0.8 s; a replica takes 300 MB.
 
     python -m nautile.data.endpoints.embedded --parent PID    one replica; writes {"url": ...} as a line once it serves
 """
@@ -67,7 +65,6 @@ def serve(model: Path) -> str:
 
 
 def main() -> None:
-    """Serve until the parent ends."""
     parser = argparse.ArgumentParser(
         prog="python -m nautile.data.endpoints.embedded", description="Serve the embedded model."
     )

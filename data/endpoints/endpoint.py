@@ -195,7 +195,6 @@ class Endpoint:
         return self.unreadable(error) if many else error
 
     def unreadable(self, error: CallError) -> CallError:
-        """The error of an endpoint none of whose replies could be read."""
         message = f"none of its first {len(self._unreadable)} replies can be read; the last: {error.message}"
         return CallError("misconfigured", f"{message}. Check its `url` and `kind`", error.status, partial=True)
 
@@ -395,17 +394,7 @@ class Endpoint:
 
 
 def reply_of(raw: RawReply, digest: str, endpoint: str, latency_s: float | None) -> ChatReply:
-    return ChatReply(
-        text=raw.text,
-        finish=raw.finish,
-        tokens_in=raw.tokens_in,
-        tokens_out=raw.tokens_out,
-        latency_s=latency_s,
-        cached=False,
-        digest=digest,
-        endpoint=endpoint,
-        tokens_reasoning=raw.tokens_reasoning,
-    )
+    return ChatReply(**vars(raw), latency_s=latency_s, cached=False, digest=digest, endpoint=endpoint)
 
 
 async def send_request(

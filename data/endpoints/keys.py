@@ -53,7 +53,6 @@ def key_of(config: EndpointConfig) -> str:
 
 
 def repeats_key(text: str, config: EndpointConfig) -> bool:
-    """Whether `text` contains the endpoint's key."""
     return any(form in text for form in _forms(key_of(config)))
 
 

@@ -59,7 +59,6 @@ CHECKER = ServerProgram(
 
 
 def program_of(kind: str) -> ServerProgram:
-    """The program of an endpoint's kind that has one."""
     program: ServerProgram = pkgutil.resolve_name(VENDORS[kind].program)
     return program
 

@@ -287,21 +287,6 @@ class EndpointPool:
         reasons = {name: endpoint.circuit_breaker.waits_for() for name, endpoint in self._endpoints.items()}
         return "; ".join(f"endpoint {name!r} {reason}" for name, reason in reasons.items() if reason)
 
-    def rates(self) -> dict[str, dict[str, float | int | None]]:
-        """Rate statistics of each endpoint in use: attempts sent by this process, how many were refused for the rate
-        (429), and the current limit in requests a second (None: no limit)."""
-        limiters = {name: endpoint.rate_limiter for name, endpoint in self._endpoints.items()}
-        return {
-            name: {
-                "sent": limiter.sent_count,
-                "refused": limiter.refused_count,
-                "refused_share": limiter.refused_count / limiter.sent_count,
-                "requests_per_s": limiter.requests.rate if limiter.requests.rate < float("inf") else None,
-            }
-            for name, limiter in limiters.items()
-            if limiter.sent_count
-        }
-
     def window(self, names: Iterable[str]) -> int:
         """How many requests a session should have open to keep these endpoints busy.
 

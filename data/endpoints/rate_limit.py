@@ -164,7 +164,6 @@ class RateLimiter:
             self._cut(self.requests.rate)
 
     def on_headers(self, headers: Mapping[str, str]) -> None:
-        """Adopt the limits that the headers of a response state."""
         for spacing, names in ((self.requests, _REQUEST_HEADERS), (self.tokens, _TOKEN_HEADERS)):
             for limit_name, remaining_name, reset_name in names:
                 limit = _number(headers.get(limit_name))
@@ -188,7 +187,6 @@ class RateLimiter:
                 break
 
     def _grow(self, now: float) -> None:
-        """Raise the inferred rate according to the time since the last call."""
         if now <= self._grown_at:
             return
         if self._searching:

@@ -63,7 +63,6 @@ class Hit:
 
 
 def write_questions(folder: Path, questions: Iterable[HeldOutQuestion]) -> None:
-    """Write the artifact's file, one question a line, in the given order."""
     lines = [json.dumps(asdict(question), sort_keys=True, ensure_ascii=False) + "\n" for question in questions]
     write_atomically(folder / QUESTIONS, "".join(lines).encode("utf-8", "replace"))
 
@@ -121,7 +120,6 @@ class ContaminationIndex:
         return self.screen([text])[0]
 
     def screen(self, texts: Sequence[str]) -> list[list[Hit]]:
-        """The hits of each text."""
         return list(chain.from_iterable(map(self._screen_block, words_of(texts))))
 
     def _screen_block(self, block: WordArrays) -> list[list[Hit]]:

@@ -76,7 +76,6 @@ def minhash_bands(texts: Sequence[str]) -> np.ndarray:
 
 
 def facts() -> dict[str, object]:
-    """Parameters of the signatures, for the manifest of their artifact."""
     return {"bands": BANDS, "rows": ROWS, "words": WORDS, "seed": SEED, "minhash": f"rensa R-MinHash {ALGORITHM}"}
 
 
@@ -150,6 +149,5 @@ class SeenTexts:
         return exact, to_bytes(value for hashes in unsaved for value in hashes.bands)
 
     def load(self, exact: Path, bands: Path) -> None:
-        """Add the texts that an earlier process saved."""
         self._exact.load(exact)
         self._bands.load(bands)

@@ -164,7 +164,6 @@ class WordArrays:
 
 
 def words_of(texts: Sequence[str]) -> Iterator[WordArrays]:
-    """The words of `texts`, block by block."""
     block: list[bytes] = []
     size = 0
     for text in texts:

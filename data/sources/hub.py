@@ -284,5 +284,4 @@ def named_in_errors(path: Path, name: str) -> Iterator[None]:
 
 
 def describe(source: HubSplit, path: str = "") -> str:
-    """Name a dataset, its commit and optionally one of its files, for messages."""
     return f"{source.label}: {source.path} at {source.revision[:12]}" + (f", {path}" if path else "")

@@ -120,7 +120,6 @@ def _open_lines(path: Path) -> Iterator[Iterator[bytes | None]]:
 
 
 def _unpacked(stored: BufferedReader, suffix: str) -> BufferedReader:
-    """The content of an open file, decompressed according to its suffix."""
     match PACKED.get(suffix):
         case "gzip":
             stream: Any = gzip.GzipFile(fileobj=stored)

@@ -26,7 +26,6 @@ Fact = tuple[Operator, int, int]  # operator, magnitude of the left operand, of 
 
 
 def fact_of(statement: Statement) -> Fact:
-    """The fact that a statement is an occurrence of."""
     return statement.operator, abs(statement.left), abs(statement.right)
 
 
@@ -97,7 +96,6 @@ class FactTable:
         return sum(solved) / len(solved)
 
     def facts(self) -> dict[str, Any]:
-        """Counts and bounds, for the manifest of the text."""
         weight = sum(self.frequencies[fact] for fact in self.misconceptions) / self.frequencies.total()
         slipped = [self.slip(problem) for problem in self._sample]
         wrong = sum(a.answer != b.answer for a, b in zip(slipped, self._sample, strict=True))

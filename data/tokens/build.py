@@ -146,7 +146,7 @@ def tokenise_file(
                 progress(rows, writer.tokens, batch.total)
             hits.flush()
             os.fsync(hits.fileno())
-        write_candidates(writer.partial / CANDIDATES, sample.candidates())
+        write_rows(writer.partial / CANDIDATES, sample.rows())
         counts = FileCounts(
             rows,
             writer.documents,
@@ -333,15 +333,6 @@ LEAST_CANDIDATES = 64  # per exercise and file
 SLACK = 4  # candidates of a file, as a multiple of its even share of the sample
 
 
-@dataclass(frozen=True)
-class ExemplarCandidate:
-    """A record that may enter the sample, with its content hash and its document number in its file."""
-
-    digest: int
-    document: int
-    record: SynthRecord
-
-
 def candidates_per_exercise(size: int, files: int) -> int:
     """Number of candidates that each of `files` files keeps per exercise, for a sample of `size` records."""
     return size if files <= 1 else min(size, max(LEAST_CANDIDATES, -(-SLACK * size // files)))
@@ -372,17 +363,11 @@ class ExemplarSample:
         else:
             heapq.heapreplace(heap, entry)
 
-    def candidates(self) -> list[ExemplarCandidate]:
-        """The kept records, sorted by exercise and hash."""
-        return [
-            ExemplarCandidate(-negative, -document, record)
-            for name in sorted(self._heaps)
-            for negative, document, record in sorted(self._heaps[name], key=lambda entry: entry[:2], reverse=True)
-        ]
-
-
-def write_candidates(path: Path, candidates: Iterable[ExemplarCandidate]) -> None:
-    _write_lines(path, ({"hash": c.digest, "document": c.document, **to_dict(c.record)} for c in candidates))
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The kept records as JSON data, by exercise and hash, each with its hash and the number of its document."""
+        for name in sorted(self._heaps):
+            for negative, document, record in sorted(self._heaps[name], key=lambda entry: entry[:2], reverse=True):
+                yield {"hash": -negative, "document": -document, **to_dict(record)}
 
 
 def choose_exemplars(files: Iterable[tuple[Path, np.ndarray]], size: int) -> list[SynthRecord]:
@@ -415,10 +400,10 @@ def choose_exemplars(files: Iterable[tuple[Path, np.ndarray]], size: int) -> lis
 
 def write_exemplars(path: Path, records: Iterable[SynthRecord]) -> None:
     """Write records as JSON lines in SYNTH's own schema."""
-    _write_lines(path, (to_dict(record) for record in records))
+    write_rows(path, map(to_dict, records))
 
 
-def _write_lines(path: Path, rows: Iterable[dict]) -> None:
+def write_rows(path: Path, rows: Iterable[dict]) -> None:
     # ASCII, because some readers split lines at Unicode line separators, which a text may contain.
     write_atomically(path, "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows).encode())
 

@@ -281,7 +281,6 @@ class Mixture:
         return np.array([*counts, remaining], np.int64)
 
     def rows_by_source(self, rows: int) -> dict[str, int]:
-        """`counts` by the names of the sources."""
         return dict(zip(self.sources, self.counts(rows).tolist(), strict=True))
 
 

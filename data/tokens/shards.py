@@ -80,7 +80,6 @@ class ConcatPacker:
             self._length += len(ids)
 
     def finish(self) -> PackedRows:
-        """The rows of all documents added so far."""
         lengths = np.array([len(document) for document in self._documents], np.int64)
         ends = np.cumsum(lengths)
         # A piece ends at the end of a document or of a row.
@@ -394,10 +393,8 @@ def verify_shards(folder: Path, index: ShardIndex) -> None:
 
 
 def token_type(vocabulary: int) -> np.dtype:
-    """The dtype that token ids are stored in, for a vocabulary size."""
     return np.dtype("<u2" if vocabulary < 65_536 else "<u4")
 
 
 def count_type(row_length: int) -> np.dtype:
-    """The dtype that counts of tokens and pieces per row are stored in."""
     return np.dtype("<u2" if row_length < 65_536 else "<u4")

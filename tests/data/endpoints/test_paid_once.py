@@ -149,7 +149,7 @@ def test_a_request_that_the_budget_refuses_does_not_count_as_sent(pool_for):
     with FakeOpenAI(reply=lambda body: "four words of reply", per_million=(0.0, 1e6)) as server:
         pool = pool_for(budget=50.0, fake=openai(server, **prices))
         pool.ask([request(str(i)) for i in range(30)])
-        assert pool.rates()["fake"]["sent"] == len(server.bodies) < 30
+        assert pool._endpoints["fake"].rate_limiter.sent_count == len(server.bodies) < 30
 
 
 @pytest.mark.parametrize("variable", ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "HTTPS_PROXY"])

@@ -31,15 +31,15 @@ def test_every_prompt_ends_once_and_the_ledger_agrees_with_the_server(tmp_path):
         with EndpointPool({"fake": config}, cache, lambda kind, **row: events.append(row)) as pool:
             reported = []
             results = pool.ask(asking_process.requests(COUNT), lambda index, _: reported.append(index))
-            spent, rates = pool.spent, pool.rates()["fake"]
+            spent, limiter = pool.spent, pool._endpoints["fake"].rate_limiter
         counts = server.counts()
     assert all(isinstance(result, ChatReply) for result in results)
     assert sorted(reported) == list(range(COUNT))
     assert counts["answered"] == counts["prompts"] == len(reply_rows(cache)) == COUNT
     assert spent == pytest.approx(counts["dollars"])
     assert sum(row["dollars"] for row in events) == pytest.approx(counts["dollars"])
-    assert len(events) == counts["arrived"] == rates["sent"]
-    assert rates["refused"] == counts["statuses"]["429"]
+    assert len(events) == counts["arrived"] == limiter.sent_count
+    assert limiter.refused_count == counts["statuses"]["429"]
 
 
 @pytest.mark.slow

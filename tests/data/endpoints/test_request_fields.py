@@ -195,7 +195,9 @@ def test_an_error_inside_a_success_is_sent_again_and_never_kept(pool_for, events
         pool = pool_for(fake=config)
         (reply,) = pool.ask([REQUEST])
         assert (isinstance(reply, ChatReply), len(server.bodies)) == (True, 2)
-    assert pool.rates()["fake"]["refused"] == (place == "body"), "a refusal for the rate slows the endpoint"
+    assert pool._endpoints["fake"].rate_limiter.refused_count == (place == "body"), (
+        "a refusal for the rate slows the endpoint"
+    )
     assert events[0]["status"] == {"body": "429", "choice": "502", "finish": "error in the reply"}[place]
     assert place == "finish" or events[0]["error"] == "the provider is busy"
     assert len(reply_rows(tmp_path / "replies")) == 1

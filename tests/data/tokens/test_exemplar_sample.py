@@ -15,8 +15,8 @@ from nautile.data.tokens.build import (
     ExemplarSample,
     candidates_per_exercise,
     choose_exemplars,
-    write_candidates,
     write_exemplars,
+    write_rows,
 )
 
 RECORDS = [
@@ -39,7 +39,7 @@ def chosen_of(folder, parts, size, kept=EVERY, most=None):
     paths = []
     for file, numbers in enumerate(parts):
         paths.append(folder / f"{file}.jsonl")
-        write_candidates(paths[-1], sampled(numbers, size if most is None else most).candidates())
+        write_rows(paths[-1], sampled(numbers, size if most is None else most).rows())
     return choose_exemplars([(path, kept) for path in paths], size)
 
 
@@ -80,7 +80,7 @@ def test_only_what_is_kept_is_made_whole():
             text_hash(RECORDS[number % 60].query) ^ number, number, "e", lambda n=number: built.append(n) or RECORDS[0]
         )
     assert len(built) < 60  # 3 * (1 + ln(1000 / 3)) = 20 are expected
-    assert len(sample.candidates()) == 3
+    assert len(list(sample.rows())) == 3
 
 
 @pytest.mark.parametrize(
