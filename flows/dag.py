@@ -157,7 +157,7 @@ def build_dag(
 
     `named` replaces `pipeline_steps`, as NAUTILE_DAG does (`steps_of`). `memory`: see `with_local_files`.
 
-    Every `start` of `config` must be a full id (`flows.dag.resolve_starts`). Raises `ConfigError` if sections of
+    Every `start` of `config` must be a full id (`resolve_starts`). Raises `ConfigError` if sections of
     the configuration contradict each other or name a local file that does not exist.
     """
     dag: dict[str, Step] = {}

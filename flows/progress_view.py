@@ -6,9 +6,9 @@ rich's own estimate fluctuates when an item such as a large file takes minutes.
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -137,7 +137,7 @@ def _ellipsis(text: str, style: str = "") -> Text:
     return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
-class LogView:
+class LogView(nullcontext[None]):
     """Line output for pipes: a line at the start and the end of a step, and one every `LOG_EVERY_S` while it runs."""
 
     def __init__(self, run: RunProgress, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -146,15 +146,9 @@ class LogView:
         self._clock = clock
         self._printed: dict[str, tuple[State, int, float]] = {}  # label -> state, attempt and time of its last line
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> None:
         if self._run.heading:
             self._console.print(Text(self._run.heading))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
 
     def changed(self, label: str) -> None:
         """Print a line if the step's state or attempt has changed, or if its last line is older than `LOG_EVERY_S`."""

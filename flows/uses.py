@@ -3,8 +3,9 @@
 Nothing else of `flows` knows of them. Without the folder `uses` there are none, and everything else works.
 """
 
+import pkgutil
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class UseCommand(NamedTuple):
@@ -14,12 +15,16 @@ class UseCommand(NamedTuple):
     reference: str
 
 
-class UsePage(NamedTuple):
-    """A page of the dashboard: its theme, its title, and the function that draws it."""
+class Page(NamedTuple):
+    """A page of the dashboard: its theme (a heading of the navigation), its title, and the function that draws it."""
 
     theme: str
     title: str
     reference: str
+
+    def draw(self, run: Any) -> None:
+        """Draw the page of a run (`dashboard.shared.ChosenRun`, or None)."""
+        pkgutil.resolve_name(self.reference)(run)
 
 
 COMMANDS = {
@@ -45,10 +50,10 @@ COMMANDS = {
     ),
 }
 PAGES = {  # address -> page
-    "tuning": UsePage("Training", "Tuning", "nautile.uses.tune.page:page"),
-    "classification": UsePage("Evaluation", "Classification", "nautile.uses.classify.page:page"),
-    "extraction": UsePage("Evaluation", "Extraction", "nautile.uses.extract.page:page"),
-    "surveys": UsePage("Evaluation", "Surveys", "nautile.uses.simulate.page:page"),
+    "tuning": Page("Training", "Tuning", "nautile.uses.tune.page:page"),
+    "classification": Page("Evaluation", "Classification", "nautile.uses.classify.page:page"),
+    "extraction": Page("Evaluation", "Extraction", "nautile.uses.extract.page:page"),
+    "surveys": Page("Evaluation", "Surveys", "nautile.uses.simulate.page:page"),
 }
 if find_spec("nautile.uses") is None:
     COMMANDS.clear()

@@ -14,6 +14,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.text import size
 from nautile.configs.changes import differences
 from nautile.flows.dashboard import cards, figures, queries, shared
+from nautile.flows.dashboard.graph import without_implied
 from nautile.flows.dashboard.shared import ChosenRun
 from nautile.store.catalog import CatalogRow
 from nautile.store.layout import Layout
@@ -125,37 +126,14 @@ def graph(rows: Sequence[CatalogRow], all_edges: bool = True) -> str:
         kind, _, name = row["id"].partition("/")
         label = _quote(f"{kind} · {row['stage']}{calls}\n{name}")
         lines.append(f"{_quote(row['id'])} [label={label}{style}]")
-    edges = {(row["id"], row["made"], row["name"]) for row in rows if row["made"]}
-    for source, target, name in sorted(edges if all_edges else _transitive_reduction(edges)):
+    named = sorted({(row["id"], row["made"], row["name"]) for row in rows if row["made"]})
+    if not all_edges:  # an input that is read by two names is one arrow
+        edges = dict.fromkeys((source, target) for source, target, _ in named)
+        named = [(*edge, "") for edge in without_implied(list(edges))]
+    for source, target, name in named:
         label = f" [label={_quote(name)}, fontsize=10]" if all_edges else ""
         lines.append(f"{_quote(source)} -> {_quote(target)}{label}")
     return "\n".join([*lines, "}"])
-
-
-def _transitive_reduction(edges: set[tuple[str, str, str]]) -> set[tuple[str, str, str]]:
-    """The edges (input, output, name) whose ends are not connected by a longer path."""
-    consumers: dict[str, set[str]] = {}
-    for source, target, _ in edges:
-        consumers.setdefault(source, set()).add(target)
-    descendants: dict[str, set[str]] = {}
-
-    def descendants_of(node: str) -> set[str]:
-        if node not in descendants:
-            # Without recursion: a chain may be longer than Python's stack, and damaged manifests may form a circle.
-            reached: set[str] = set()
-            open_ends = list(consumers.get(node, ()))
-            while open_ends:
-                near = open_ends.pop()
-                if near not in reached:
-                    reached.add(near)
-                    open_ends += consumers.get(near, ())
-            descendants[node] = reached
-        return descendants[node]
-
-    def implied(source: str, target: str) -> bool:
-        return any(target in descendants_of(near) for near in consumers[source] if near not in (target, source))
-
-    return {(source, target, "") for source, target, _ in edges if not implied(source, target)}
 
 
 def _quote(text: str) -> str:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -73,11 +72,6 @@ def choose_metrics(names: Sequence[str], key: str) -> list[str]:
     return st.multiselect(
         "Metrics", list(names), default=first, format_func=lambda name: titles.get(name, name), key=key
     )
-
-
-def tokens_of(executions: Sequence[str]) -> dict[str, Any]:
-    """Execution -> tokens per training step, if its speed and step time were measured."""
-    return {row["execution"]: row["tokens"] for row in shared.query(queries.TOKENS_A_STEP, list(executions))}
 
 
 def draw(
@@ -248,7 +242,8 @@ def training(chosen: ChosenRun | None) -> None:
         st.caption("No training metrics in this run yet.")
         return
     metrics = choose_metrics(names, "metrics")
-    tokens = tokens_of(list(lines))
+    # Tokens per training step, of those whose speed and step time were measured.
+    tokens = {row["execution"]: row["tokens"] for row in shared.query(queries.TOKENS_A_STEP, list(lines))}
     display = settings(bool(lines) and lines.keys() <= tokens.keys())
     _links(chosen, stage, {"Samples": "samples", "Log": "logs", "Memory and cores": "system"})
     draw(

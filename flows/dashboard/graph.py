@@ -6,6 +6,7 @@ result. The edges are a background image (SVG), which contains only numbers. On 
 
 import html
 from collections.abc import Mapping, Sequence
+from functools import cache
 from urllib.parse import quote
 
 from nautile.common.text import amount, duration
@@ -44,14 +45,31 @@ def columns_of(steps: Sequence[StepState]) -> list[list[StepState]]:
 
 def edges_of(steps: Sequence[StepState]) -> list[tuple[str, str]]:
     """The edges (from, to) to draw: the transitive reduction of the DAG."""
-    # Producers come first in a plan, so one pass is enough.
-    ancestors: dict[str, set[str]] = {}
-    edges = []
-    for step in steps:
-        indirect = {label for producer in step.after for label in ancestors.get(producer, ())}
-        edges += [(label, step.label) for label in step.after if label in ancestors and label not in indirect]
-        ancestors[step.label] = indirect | {label for label in step.after if label in ancestors}
-    return edges
+    known = {step.label for step in steps}
+    return without_implied([(label, step.label) for step in steps for label in step.after if label in known])
+
+
+def without_implied(edges: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The edges (from, to) whose ends no longer path connects: the transitive reduction of a graph."""
+    following: dict[str, set[str]] = {}
+    for start, end in edges:
+        following.setdefault(start, set()).add(end)
+
+    @cache
+    def reached(node: str) -> frozenset[str]:
+        # Without recursion: a chain may be longer than Python's stack, and damaged manifests may form a circle.
+        seen: set[str] = set()
+        open_ends = [*following.get(node, ())]
+        while open_ends:
+            if (near := open_ends.pop()) not in seen:
+                seen.add(near)
+                open_ends += following.get(near, ())
+        return frozenset(seen)
+
+    def implied(start: str, end: str) -> bool:
+        return any(end in reached(near) for near in following[start] if near not in (end, start))
+
+    return [(start, end) for start, end in edges if not implied(start, end)]
 
 
 def drawing(steps: Sequence[StepState], run: str) -> str:

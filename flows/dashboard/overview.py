@@ -253,8 +253,8 @@ def _show(item: Concern) -> None:
             cards.show_text(item.text)
         if item.command:
             cards.show_text(item.command, "command")
-        if item.asks:
-            approve_button(item.run)
+        if item.asks and answers(item.run) and st.button("Approve", type="primary", key=f"approve-{item.run}"):
+            _do("approved: the run continues", lambda: questions.approve(open_store(), item.run, None))
 
 
 def _steps(chosen: ChosenRun) -> None:
@@ -348,12 +348,6 @@ def answers(run: str) -> bool:
     """Whether a button can approve the run: it waits on the server that was started with this page."""
     api, note = run_actions.server_beside(open_store()), shared.questions().get(run)
     return api is not None and note is not None and note["api"] == api
-
-
-def approve_button(run: str) -> None:
-    """The button that approves a waiting run."""
-    if answers(run) and st.button("Approve", type="primary", key=f"approve-{run}"):
-        _do("approved: the run continues", lambda: questions.approve(open_store(), run, None))
 
 
 def controls(chosen: ChosenRun) -> None:

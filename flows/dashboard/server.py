@@ -4,7 +4,7 @@ The pages can approve, cancel and retry runs, so cross-origin requests are refus
 accepts WebSockets from any page on a loopback address, and for any host name that resolves to this machine.
 """
 
-import importlib
+import pkgutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,13 +12,15 @@ from pathlib import Path
 import streamlit as st
 from starlette.middleware import Middleware
 
+from nautile.flows.dashboard.pages import OWN_PAGES
 from nautile.flows.operate.own_page import OwnPageOnly
 
 
 @asynccontextmanager
 async def ready(_: st.App) -> AsyncIterator[None]:
     """Import the pages before the server answers, else the first window waits for seconds."""
-    importlib.import_module("nautile.flows.dashboard.pages")
+    for page in OWN_PAGES.values():
+        pkgutil.resolve_name(page.reference)
     yield
 
 

@@ -336,11 +336,6 @@ def schedules(config: RunConfig) -> list[CronSchedule]:
     return [schedule]
 
 
-def deployment_name(part: str, config_name: str) -> str:
-    """The name of the deployment of a flow or a stage. It includes the configuration: a server may have several."""
-    return f"{part}-{config_name}"
-
-
 def part_of(entry: RunnerDeployment) -> str:
     """What a deployment runs: the stage of one that is the pipeline with that stage alone, else its flow."""
     return str(entry.parameters.get("only") or entry.flow_name)
@@ -451,7 +446,7 @@ def _deployment(flow: Flow[..., Any], config: RunConfig, parameters: dict[str, A
     stage = parameters.get("only")
     alone = f"Run the stage `{stage}` of a configuration; what it reads must be in the store."
     return flow.to_deployment(  # type: ignore[return-value]  # a coroutine only in an event loop
-        name=deployment_name(stage or flow.name, config.name),
+        name=f"{stage or flow.name}-{config.name}",  # a server may have those of several configurations
         parameters=parameters,
         tags=[TAG, config.name],
         description=alone if stage else (flow.description or "").strip(),
