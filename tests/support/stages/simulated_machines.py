@@ -368,7 +368,8 @@ def stopping(function: Callable[[Path, Any], Any]) -> Callable[[Path, Any], Any]
     """`function`, a rename, with a turn before it."""
 
     def stop_first(path: Path, target: Any) -> Any:
-        turn(f"rename to {target}")
+        if _here.process is not None:
+            turn(f"rename to {Path(target).relative_to(_here.process.machine.root)}")
         return function(path, target)
 
     return stop_first

@@ -97,7 +97,7 @@ class Simulation(RuleBasedStateMachine):
 
     @rule(
         pair=st.sampled_from(["ad", "da", "ab", "bc"]), task=st.sampled_from(["down", "down again"]),
-        stop=st.sampled_from(["put simulated/run/staging", "before the end of the work"]),
+        stop=st.sampled_from(["put simulated/run/staging", "before the end of the work", "rename to artifacts"]),
     )  # fmt: skip
     def make_again_what_is_read(self, pair, task, stop):
         """A process works; another one, of the same machine or not, makes its input again."""
