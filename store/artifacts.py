@@ -431,7 +431,7 @@ class Store(Layout):
         with suppress(FileNotFoundError):
             _rename(folder, self._free_name(folder))
 
-    def by_publication(self, artifacts: Iterable[Artifact]) -> "list[Artifact]":
+    def by_publication(self, artifacts: Iterable[Artifact]) -> list[Artifact]:
         """The artifacts in the order in which they were published; of several machines see `MirroredStore`."""
         return sorted(artifacts, key=lambda artifact: (artifact.manifest["created"], artifact.id))
 

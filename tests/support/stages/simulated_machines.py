@@ -6,6 +6,7 @@ its stack, and it can no longer change anything), cut off, or left for longer th
 """
 
 import json
+import os
 import random
 import shutil
 import traceback
@@ -368,7 +369,8 @@ def stopping(function: Callable[[Path, Any], Any]) -> Callable[[Path, Any], Any]
     """`function`, a rename, with a turn before it."""
 
     def stop_first(path: Path, target: Any) -> Any:
-        turn(f"rename to {target}")
+        if _here.process is not None:
+            turn(f"rename to {os.path.relpath(target, _here.process.machine.root)}")
         return function(path, target)
 
     return stop_first

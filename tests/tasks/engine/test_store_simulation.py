@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.tasks.engine.errors import StageCrash
@@ -53,6 +53,10 @@ class Simulation(RuleBasedStateMachine):
 
     def machine(self, name):
         return self.world.machines[name]
+
+    def is_at_work(self):
+        """Whether anything can be broken off or be late."""
+        return any(machine.is_busy for machine in self.world.machines.values())
 
     def work(self, name, task, stop, times):
         machine = self.machine(name)
@@ -93,17 +97,21 @@ class Simulation(RuleBasedStateMachine):
 
     @rule(
         pair=st.sampled_from(["ad", "da", "ab", "bc"]), task=st.sampled_from(["down", "down again"]),
-        stop=st.sampled_from(["put simulated/run/staging", "before the end of the work", "rename"]),
+        stop=st.sampled_from(["put simulated/run/staging", "before the end of the work", "rename to artifacts"]),
     )  # fmt: skip
     def make_again_what_is_read(self, pair, task, stop):
         """A process works; another one, of the same machine or not, makes its input again."""
         name, other = pair
         self.machine(name).view.cut_off = self.machine(other).view.cut_off = False
+        for machine in map(self.machine, pair):
+            if machine.is_busy:
+                machine.process.go_to("its end", wait_s=150.0)
         self.work(name, "up", "its end", 1)
         self.work(name, task, stop, 1)
         self.work(other, "up again", "its end", 1)
         self.work(name, task, "its end", 1)
 
+    @precondition(lambda self: self.is_at_work())
     @rule(name=NAMES, is_kill=st.booleans(), is_off=st.booleans())
     def break_off(self, name, is_kill, is_off):
         self.machine(name).view.cut_off = is_off
@@ -119,6 +127,7 @@ class Simulation(RuleBasedStateMachine):
         view.lost_responses, view.cut_uploads, view.listing_age = lost, cut, age
         self.machine(name).host.clock_ahead_s = hours * 3600.0
 
+    @precondition(lambda self: self.is_at_work())
     @rule(seconds=st.sampled_from([20, 100, 400, 4000]), renewing=st.sets(NAMES))
     def pass_time(self, seconds, renewing):
         for _ in range(max(1, seconds // 100)):
@@ -204,6 +213,7 @@ def simulate(count, seed=None, **options):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # under a minute of processor time
 def test_histories_leave_every_artifact_whole_and_of_one_execution():
     simulate(120)
 
