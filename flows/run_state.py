@@ -226,7 +226,7 @@ def scores_of(query: Query, runs: Sequence[str]) -> dict[str, dict[str, CatalogR
 
 def last_score(by_stage: Mapping[str, CatalogRow] | None) -> CatalogRow | None:
     """The score after the last stage of a run; None if none was evaluated."""
-    return next(reversed(by_stage.values()), None) if by_stage else None
+    return list(by_stage.values())[-1] if by_stage else None
 
 
 def resume_command(row: CatalogRow) -> str:
