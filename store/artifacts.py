@@ -35,15 +35,16 @@ from nautile.store.manifest import (
     MANIFEST,
     RUN,
     code_commit,
+    damaged_files,
     describe_files,
     host,
     now,
     read_manifest,
     recorded_execution,
+    trust_files,
     version_order,
     with_seal,
 )
-from nautile.store.verify import damaged_files, trust_files
 
 LAYOUT = 1  # what folders and files are called, and what is in them; a store of another one is refused
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")  # of a superseded version, as `_free_name` writes it and the catalog holds it
@@ -382,7 +383,7 @@ class Store(Layout):
     def check(self, artifact: Artifact) -> None:
         """Raise `ConfigError`, with the command that repairs it, if the artifact is damaged.
 
-        Files that were hashed before (see `store.verify`) are not read again. If only the remote has the files, their
+        Files that were hashed before (`damaged_files`) are not read again. If only the remote has the files, their
         names and sizes are compared; digests are checked when they are fetched. Raises `Retryable` if another process
         has replaced the artifact in the meantime, or if the remote cannot be reached.
         """

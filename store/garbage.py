@@ -416,7 +416,7 @@ def _newest_of_each_label(live: list[Artifact], count: int) -> set[Published]:
 
 
 def _digest_records(store: Store) -> Iterator[Garbage]:
-    """Records of verified files (store/verify.py) whose artifact no longer exists."""
+    """Records of verified files (store/manifest.py) whose artifact no longer exists."""
     artifacts = {f"{kind}-{folder.name}" for kind, _, _, folder in store.folders()}
     for path in sorted(store.verified.glob("*.json")):
         if path.stem not in artifacts:

@@ -10,9 +10,8 @@ Other modules join no names of these folders: they ask here. The files of an art
 writes its kind, those of `scratch`, `logs`, `cache` and `prefect` by who writes them.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from nautile.common.files import read_json
 
@@ -30,127 +29,51 @@ class Layout:
     """The folders and files of the store in the folder `root`, for a process that needs no more of it than a path."""
 
     def __init__(self, root: str | Path) -> None:
-        self.root = Path(root).absolute()
-
-    @property
-    def description(self) -> Path:
-        """The number of the store's layout."""
-        return self.root / "store.json"
-
-    @property
-    def artifacts(self) -> Path:
-        """`<kind>/<key>/` for each live artifact, `<kind>/<key>.<n>/` for each superseded one."""
-        return self.root / "artifacts"
+        self.root = root = Path(root).absolute()
+        self.description = root / "store.json"  # the number of the store's layout
+        self.artifacts = root / "artifacts"  # `<kind>/<key>/` live artifacts, `<kind>/<key>.<n>/` superseded ones
+        # The staging folders of all keys, and what is on its way in or out under a name with a dot.
+        self.staging_root = root / STAGING
+        self.events = root / EVENTS  # what processes have reported, in files of one event a line
+        self.replies = root / REPLIES  # paid replies, in a folder for each model (data/endpoints/reply_cache.py)
+        self.logs = root / "logs"  # what stages, services and commands have printed
+        self.locks = root / "locks"  # the lock files of keys, runs, slots and of the catalog
+        self.verified = root / "verified"  # stamps of large files that were verified (store/manifest.py)
+        self.compiled = root / "compiled"  # JAX's compilation cache
+        self.cache = root / "cache"  # what can be made again or fetched again
+        self.sweeps = root / "sweeps"  # a record of each sweep
+        self.questions = root / "questions"  # a note for each run that waits for an answer (flows/operate/approval.py)
+        self.prefect = root / "prefect"  # Prefect's own files, unless PREFECT_HOME names another folder
+        self.services = root / "services.json"  # the processes that `nautile up` has started
+        self.machine_path = root / "machine.json"  # the folder's id among those that share a remote (store/lease.py)
+        self.catalog_path = root / "catalog.duckdb"  # the DuckDB file of `store.catalog.Catalog`
+        self.digest_memory = root / "local_files.json"  # of `common.files.content_digests`
 
     def artifact_name(self, folder: Path) -> str:
         """The name `kind/key` of a live artifact's folder, or `kind/key.n`; `Store.get` accepts it."""
         return folder.relative_to(self.artifacts).as_posix()
 
-    @property
-    def staging_root(self) -> Path:
-        """The staging folders of all keys, and what is on its way in or out under a name with a dot."""
-        return self.root / STAGING
-
     def staging_files(self, key: str) -> "StagingFiles":
         """The paths in the staging folder of `key`, which may not exist."""
         return StagingFiles(self.staging_root / key)
-
-    @property
-    def events(self) -> Path:
-        """What processes have reported, in files of one event a line."""
-        return self.root / EVENTS
-
-    @property
-    def replies(self) -> Path:
-        """Paid replies, in a folder for each model (data/endpoints/reply_cache.py)."""
-        return self.root / REPLIES
-
-    @property
-    def logs(self) -> Path:
-        """What stages, services and commands have printed."""
-        return self.root / "logs"
 
     def execution_log(self, stage: str, execution: str) -> Path:
         """The log of an execution, once its last attempt has ended."""
         return self.logs / f"{stage}-{execution}.txt"
 
-    @property
-    def locks(self) -> Path:
-        """The lock files of keys, runs, slots and of the catalog."""
-        return self.root / "locks"
-
-    @property
-    def verified(self) -> Path:
-        """Stamps of large files that were verified (store/verify.py)."""
-        return self.root / "verified"
-
-    @property
-    def compiled(self) -> Path:
-        """JAX's compilation cache."""
-        return self.root / "compiled"
-
-    @property
-    def cache(self) -> Path:
-        """What can be made again or fetched again."""
-        return self.root / "cache"
-
-    @property
-    def sweeps(self) -> Path:
-        """A record of each sweep."""
-        return self.root / "sweeps"
-
     def stored_config(self, digest: str) -> Path:
         """The configuration of a run, by which a flow's parameter names it (flows/stored_configs.py)."""
         return self.root / "configurations" / f"{digest}.json"
 
-    @property
-    def questions(self) -> Path:
-        """A note for each run that waits for an answer (flows/operate/approval.py)."""
-        return self.root / "questions"
 
-    @property
-    def prefect(self) -> Path:
-        """Prefect's own files, unless PREFECT_HOME names another folder."""
-        return self.root / "prefect"
-
-    @property
-    def services(self) -> Path:
-        """The processes that `nautile up` has started."""
-        return self.root / "services.json"
-
-    @property
-    def machine_path(self) -> Path:
-        """The id of this folder among those that share a remote (store/lease.py)."""
-        return self.root / "machine.json"
-
-    @property
-    def catalog_path(self) -> Path:
-        """The DuckDB file of `store.catalog.Catalog`."""
-        return self.root / "catalog.duckdb"
-
-    @property
-    def digest_memory(self) -> Path:
-        """The cache file of `common.files.content_digests`, for local files that configurations name."""
-        return self.root / "local_files.json"
-
-
-@dataclass(frozen=True)
 class ChildFiles:
-    """The files that one child writes for its parent: log.txt, live.json (progress), error.json."""
+    """The files that one child writes for its parent: its log, its progress, and the error that ended it."""
 
-    folder: Path
-
-    @property
-    def log(self) -> Path:
-        return self.folder / LOG
-
-    @property
-    def live(self) -> Path:
-        return self.folder / "live.json"
-
-    @property
-    def error_path(self) -> Path:
-        return self.folder / "error.json"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / LOG
+        self.live = folder / "live.json"
+        self.error_path = folder / "error.json"
 
     def error(self) -> dict[str, Any] | None:
         """`type` and `message` of the error that ended the child; None if it could not write them."""
@@ -175,92 +98,38 @@ class ChildFiles:
             return ""
 
 
-@dataclass(frozen=True)
 class StagingFiles(ChildFiles):
-    """The paths in the staging folder of a key.
+    """The paths in the staging folder of a key."""
 
-    execution.json  request.json  live.json  error.json  retry.json  failure.json  done.json  log.txt
-    publication.json  uploads.json  sent.json
-    fan_outs/<fan-out>/  scratch/  output/<kind>/  others/<process>/<kind>/  facts/<kind>.json  digests/<kind>.json
-    """
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.execution = folder / EXECUTION  # the execution that works here, and its latest attempt
+        self.request = folder / "request.json"  # what the child is to do
+        self.done = folder / "done.json"  # exists once the work is complete: the kinds that it wrote
+        self.retry = folder / "retry.json"  # why the next attempt begins only later
+        self.failure = folder / "failure.json"  # why a run of a sweep has failed here, for its other runs
+        self.publication = folder / "publication.json"  # the id under which this machine publishes the outputs
+        # {"at": time of the last snapshot sent or null, "error": why none could be sent since, or ""}
+        self.uploads = folder / "uploads.json"
+        self.sent = folder / "sent.json"  # {"snapshot": id, "files": name -> [bytes, ctime]} of the last snapshot sent
+        self.lease = folder / FAN_OUTS / "lease.json"  # which attempt's work items may still run
+        self.scratch = folder / SCRATCH  # resumable state that is not published
+        self.checkpoints = self.scratch / CHECKPOINTS  # of a training
+        self.saved_steps = self.scratch / STEPS  # a folder for each saved step of a training
+        self.outputs = folder / "output"  # a folder for each kind, published when the work is done
 
     @property
     def store_root(self) -> Path:
         """The root of the store that the folder is in."""
         return self.folder.parents[1]
 
-    def of(self, key: str) -> Self:
+    def of(self, key: str) -> "StagingFiles":
         """The files of another key of the store."""
-        return type(self)(self.folder.with_name(key))
-
-    @property
-    def execution(self) -> Path:
-        """The execution that works here, and its latest attempt."""
-        return self.folder / EXECUTION
-
-    @property
-    def request(self) -> Path:
-        """What the child is to do."""
-        return self.folder / "request.json"
-
-    @property
-    def done(self) -> Path:
-        """Exists once the work is complete: the kinds that it wrote."""
-        return self.folder / "done.json"
-
-    @property
-    def retry(self) -> Path:
-        """Why the next attempt begins only later."""
-        return self.folder / "retry.json"
-
-    @property
-    def failure(self) -> Path:
-        """Why a run of a sweep has failed here, for the other runs of the sweep."""
-        return self.folder / "failure.json"
-
-    @property
-    def publication(self) -> Path:
-        """The id under which this machine publishes the outputs."""
-        return self.folder / "publication.json"
-
-    @property
-    def uploads(self) -> Path:
-        """{"at": time of the last snapshot sent or null, "error": why none could be sent since, or ""}."""
-        return self.folder / "uploads.json"
-
-    @property
-    def sent(self) -> Path:
-        """{"snapshot": id, "files": name -> [bytes, ctime]} of the last snapshot sent."""
-        return self.folder / "sent.json"
-
-    @property
-    def lease(self) -> Path:
-        """Which attempt's work items may still run."""
-        return self.folder / FAN_OUTS / "lease.json"
+        return StagingFiles(self.folder.with_name(key))
 
     def fan_out(self, name: str) -> Path:
         """The folder with the marker files of a fan-out (tasks/engine/fanout.py)."""
         return self.folder / FAN_OUTS / name
-
-    @property
-    def scratch(self) -> Path:
-        """Resumable state that is not published."""
-        return self.folder / SCRATCH
-
-    @property
-    def checkpoints(self) -> Path:
-        """The checkpoints of a training."""
-        return self.scratch / CHECKPOINTS
-
-    @property
-    def saved_steps(self) -> Path:
-        """A folder for each saved step of a training."""
-        return self.scratch / STEPS
-
-    @property
-    def outputs(self) -> Path:
-        """A folder for each kind, published when the work is done."""
-        return self.folder / "output"
 
     def output(self, kind: str, process: int = 0) -> Path:
         """What becomes the artifact of a kind. `process`: of a multi-host stage, of which only 0 publishes."""

@@ -67,12 +67,12 @@ from nautile.store.manifest import (
     checked_manifest,
     execution_after_takeover,
     read_manifest,
+    trust_files,
     version_order,
     with_seal,
 )
 from nautile.store.remote import RECORD, ObjectTooLarge, Remote, record_remote, resolve_location
 from nautile.store.staging_mirror import STOP_S, StagingMirror
-from nautile.store.verify import trust_files
 
 logger = logging.getLogger(__name__)
 

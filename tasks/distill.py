@@ -29,8 +29,16 @@ from nautile.data.tokens.tokenise_file import CorpusPlan
 from nautile.evals.tables.results import MISSING, ResultTable
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Calls, budget_limit, stage
-from nautile.tasks.reporting.blocks import BarChart, Paragraph, ReportBlock, ReportSection, Samples, TimeChart
-from nautile.tasks.reporting.render import html_page, markdown
+from nautile.tasks.reporting.render import (
+    BarChart,
+    Paragraph,
+    ReportBlock,
+    ReportSection,
+    Samples,
+    TimeChart,
+    html_page,
+    markdown,
+)
 
 
 @stage("index", version=1, outputs=("retrieval",))

@@ -26,7 +26,8 @@ from nautile.store.layout import StagingFiles
 from nautile.store.mirror import open_store
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Stage, declared, stage
-from nautile.tasks.reporting.blocks import (
+from nautile.tasks.reporting.data import collect, read_inputs, stand_ins_by_note
+from nautile.tasks.reporting.render import (
     BulletList,
     IntervalChart,
     LineChart,
@@ -38,9 +39,10 @@ from nautile.tasks.reporting.blocks import (
     Samples,
     SideBySide,
     TableFigure,
+    html_page,
+    markdown,
+    write_table,
 )
-from nautile.tasks.reporting.data import collect, read_inputs, stand_ins_by_note
-from nautile.tasks.reporting.render import html_page, markdown, write_table
 
 Facts = dict[str, Any]
 TITLE = "Nautile"

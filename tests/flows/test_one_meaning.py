@@ -13,8 +13,8 @@ from nautile.store.events import EventWriter
 from nautile.store.manifest import host
 from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
 from nautile.tasks.report import opening
-from nautile.tasks.reporting.blocks import Paragraph
 from nautile.tasks.reporting.data import Input, collect
+from nautile.tasks.reporting.render import Paragraph
 from tests.support.samples.stage_store import key_of, published
 
 BEGUN = datetime(2026, 11, 22, 12, tzinfo=UTC)

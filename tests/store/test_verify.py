@@ -6,7 +6,7 @@ import pytest
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import sha256_of
-from nautile.store import verify as verification
+from nautile.store import manifest as verification
 from nautile.store.artifacts import Store
 from tests.support.samples.stage_store import flip_byte, published
 

@@ -11,7 +11,9 @@ from markdown_it import MarkdownIt
 from nautile.data.tokens.source_reading import SourceReading
 from nautile.evals.tables.results import MISSING, ResultTable
 from nautile.tasks.report import compose
-from nautile.tasks.reporting.blocks import (
+from nautile.tasks.reporting.data import Input, collect, scores, screening
+from nautile.tasks.reporting.render import (
+    MOST_POINTS,
     BarChart,
     LineChart,
     Paragraph,
@@ -20,9 +22,11 @@ from nautile.tasks.reporting.blocks import (
     Samples,
     TableFigure,
     TimeChart,
+    html_page,
+    markdown,
+    svg,
+    thinned,
 )
-from nautile.tasks.reporting.data import Input, collect, scores, screening
-from nautile.tasks.reporting.render import MOST_POINTS, html_page, markdown, svg, thinned
 from tests.support.stages.toy_stages import HOSTILE
 
 

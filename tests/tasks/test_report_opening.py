@@ -11,10 +11,9 @@ from nautile.evals.scoring.scores import summarise
 from nautile.evals.tables.ladder import gains_in_words, ladder, ladder_table, verdict
 from nautile.evals.tables.results import MISSING
 from nautile.tasks.report import about_line, opening
-from nautile.tasks.reporting.blocks import BulletList, IntervalChart, Paragraph, SideBySide
 from nautile.tasks.reporting.data import changed_problems
 from nautile.tasks.reporting.other_seeds import ladder_over_seeds
-from nautile.tasks.reporting.render import html_page, markdown, svg
+from nautile.tasks.reporting.render import BulletList, IntervalChart, Paragraph, SideBySide, html_page, markdown, svg
 from tests.support.stages.toy_stages import HOSTILE
 
 N = 40
