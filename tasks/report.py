@@ -23,6 +23,7 @@ from nautile.evals.tables.ladder import gains_in_words, ladder_table, verdict
 from nautile.evals.tables.results import MISSING, ResultTable, table_1, table_2
 from nautile.evals.tables.svg import table_figure
 from nautile.store.layout import StagingFiles
+from nautile.store.manifest import short_commit
 from nautile.store.mirror import open_store
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Stage, declared, stage
@@ -582,11 +583,13 @@ def _stand_ins(notes: Sequence[Mapping[str, str]]) -> Iterator[ReportBlock]:
 
 
 def _lineage(rows: Sequence[Facts]) -> Iterator[ReportBlock]:
-    cells = []
-    for row in rows:
-        commit = row["commit"]  # ends in `-dirty` if the working tree had changes
-        code = commit[:12] + ("-dirty" if commit.endswith("-dirty") else "") if commit else MISSING
-        cells.append((row["id"], row["label"], ", ".join(row["reads"].values()) or MISSING, code))
+    cells = [
+        (
+            *(row["id"], row["label"], ", ".join(row["reads"].values()) or MISSING),
+            short_commit(row["commit"]) if row["commit"] else MISSING,
+        )
+        for row in rows
+    ]
     if cells:
         note = "`nautile show ID` prints all about an artifact, `nautile lineage ID` everything that it was made from."
         yield ResultTable("Artifacts", ("Artifact", "Made by", "Read", "Code"), tuple(cells), (note,))

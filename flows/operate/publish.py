@@ -15,8 +15,16 @@ from nautile.data.distill.parquet import write_parquet
 from nautile.data.label_set import LabelSet, read_label_set
 from nautile.model.exports.formats import FORMATS
 from nautile.store.artifacts import Artifact, Store
-from nautile.tasks.reporting.card import TASKS, Publication, Snippet, dataset_card, model_card
-from nautile.tasks.reporting.model_facts import distilled_documents, lineage, model_facts
+from nautile.tasks.reporting.cards import (
+    TASKS,
+    Publication,
+    Snippet,
+    dataset_card,
+    distilled_documents,
+    lineage,
+    model_card,
+    model_facts,
+)
 
 CARD = "README.md"
 LIBRARIES = {"nautile": "nautile", "transformers": "transformers"}  # format -> library that loads it

@@ -21,6 +21,7 @@ from nautile.evals.tables.ladder import Ladder, RowsByStage, common_problems, la
 from nautile.evals.tables.results import TABLE_1_BENCHMARKS
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import Catalog, CatalogRow
+from nautile.store.manifest import short_commit
 from nautile.store.views import SPENT, run_seconds
 from nautile.tasks.engine.stage import stages_with
 from nautile.tasks.reporting.other_seeds import accuracies_by_seed, ladder_over_seeds
@@ -119,13 +120,8 @@ def _about(newest: CatalogRow | None, inputs: Sequence[Input]) -> Facts:
     `seeds` has a list for each name: "data", "weights", "sampling", "evaluation".
     """
     manifests = [item.artifact.manifest for item in inputs]
-    dirty = "-dirty"
-    # Twelve digits, and the mark of a working tree with changes, which stands after the fortieth.
-    commits = [
-        commit[:12] + (dirty if commit.endswith(dirty) else "") for row in manifests if (commit := row["commit"])
-    ]
     lists = {
-        "commits": commits,
+        "commits": [short_commit(row["commit"]) for row in manifests if row["commit"]],
         "machines": [row["host"] for row in manifests if row.get("host")],
     }
     about: Facts = {name: list(dict.fromkeys(values)) for name, values in lists.items() if values}
@@ -262,9 +258,7 @@ def _stages(inputs: Sequence[Input], spent: Mapping[str, Facts]) -> list[Facts]:
                 "reads": sorted({writers[full] for full in manifest["inputs"].values() if full in writers}),
                 "artifacts": {},
                 "facts": {},
-                "seconds": spent.get(item.label, {}).get("seconds"),
-                "attempts": spent.get(item.label, {}).get("attempts"),
-                "peak_bytes": spent.get(item.label, {}).get("peak_bytes"),
+                **{name: spent.get(item.label, {}).get(name) for name in ("seconds", "attempts", "peak_bytes")},
             },
         )
         row["artifacts"][item.artifact.kind] = item.artifact.id
@@ -372,13 +366,8 @@ def _lineage(item: Input) -> Facts:
     manifest = item.artifact.manifest
     reads = {name: full[: full.index("/") + 13] for name, full in manifest["inputs"].items()}
     names = ("stage", "version", "commit", "created", "execution", "digest")
-    return {
-        "id": item.artifact.id,
-        "label": item.label,
-        "bytes": item.artifact.bytes,
-        "reads": reads,
-        **{name: manifest[name] for name in names},
-    }
+    about = {"id": item.artifact.id, "label": item.label, "bytes": item.artifact.bytes, "reads": reads}
+    return about | {name: manifest[name] for name in names}
 
 
 LONGEST_PROMPT, LONGEST_REASONING, LONGEST_ANSWER = 1200, 800, 400  # characters

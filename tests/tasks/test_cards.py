@@ -13,8 +13,7 @@ from nautile.common.files import write_text
 from nautile.configs.load import load
 from nautile.data.label_set import LabelSet, write_label_set
 from nautile.store.artifacts import Store
-from nautile.tasks.reporting.card import Publication, Snippet, dataset_card, model_card
-from nautile.tasks.reporting.model_facts import model_facts
+from nautile.tasks.reporting.cards import Publication, Snippet, dataset_card, model_card, model_facts
 from tests.support.servers.upload_hub import card_errors
 from tests.support.stages.toy_stages import TOY
 

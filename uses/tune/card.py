@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nautile.tasks.reporting.card import card
+from nautile.tasks.reporting.cards import card
 from nautile.uses.labelled.titles import RECALL, arm_rows, points, recall_rows
 from nautile.uses.tune.config import TuneConfig
 

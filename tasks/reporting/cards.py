@@ -1,7 +1,11 @@
-"""Render the cards of models and data sets: a Markdown page with YAML front matter, in which all values are escaped.
+"""The cards of models and data sets: a Markdown page with YAML front matter, in which all values are escaped.
+
+The facts of a model's card are collected as plain data, from manifests, evaluations of its checkpoints, and the
+catalog; those that are not recorded are None or absent, and listed in `missing`. The figures of a data set come from
+the manifest of the documents and, if it exists, from the data card of the run. The wording is in the templates.
 
 A template's `{{ value }}` is shown literally, whatever it contains; None is shown as "not recorded". Intended markup
-goes through a filter: `table`, `rows`, `code`, `fenced`.
+goes through a filter: `table`, `rows` (which also writes numbers with separators, and yes or no), `code`, `fenced`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,17 +15,22 @@ from typing import Any
 
 from nautile.common.files import read_json
 from nautile.common.text import dollars, duration, fenced, markdown_table, markdown_text, visible
+from nautile.configs.model import ModelConfig
 from nautile.data.distill.parquet import COLUMNS
-from nautile.data.tokens.source_reading import SourceReading, reading_rows
+from nautile.data.label_set import read_label_set
+from nautile.data.tokens.source_reading import READING, SourceReading, reading_rows
 from nautile.evals.benchmarks.catalogue import BENCHMARKS
-from nautile.evals.scoring.scores import marked_title
-from nautile.evals.tables.ladder import gains_in_words, ladder_table
+from nautile.evals.scoring.scores import Scores, marked_title
+from nautile.evals.tables.ladder import gains_in_words, ladder, ladder_table
 from nautile.evals.tables.results import ResultTable, table_1, table_2, to_markdown, with_interval
+from nautile.rl.problems.sets import TRAINING_SETS
 from nautile.store.artifacts import Artifact, Store
-from nautile.tasks.reporting.data import stand_ins_by_note
-from nautile.tasks.reporting.model_facts import lineage, own_scores, teachers
+from nautile.store.catalog import Catalog
+from nautile.store.manifest import short_commit
+from nautile.tasks.reporting.data import Input, evaluation_rows, scores, spending, stand_ins, stand_ins_by_note
 from nautile.tasks.reporting.render import TEMPLATES, template_environment
 
+Facts = dict[str, Any]
 NOT_RECORDED = "not recorded"
 
 
@@ -84,10 +93,18 @@ def _table(table: ResultTable) -> Markup:
 
 def _rows(rows: Sequence[Sequence[Any]], *columns: str) -> Markup:
     """A table of `rows` under `columns`, every cell escaped unless it is markup."""
-    return Markup(markdown_table(columns, [[_escaped(cell) for cell in row] for row in rows]))
+    return Markup(markdown_table(columns, [[_escaped(_cell(cell)) for cell in row] for row in rows]))
 
 
-Facts = dict[str, Any]
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else value
+
+
+def _picked(rows: Iterable[Facts], *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[name] for name in names) for row in rows]
+
 
 UNKNOWN_LICENSE = "unknown"  # an identifier of the Hub
 TASKS = {"label": "text-classification", "entities": "token-classification"}  # of the Hub, by the form of the tuning
@@ -115,7 +132,7 @@ class Publication:
 
 
 def model_card(facts: Facts, publication: Publication) -> str:
-    """The text of README.md, from `tasks.reporting.model_facts.model_facts` and the publication."""
+    """The text of README.md, from `tasks.reporting.cards.model_facts` and the publication."""
     scores, name = own_scores(facts), publication.repository.partition("/")[2]
     language_codes = languages(
         [(facts["documents"] or {}).get("languages", {})],
@@ -135,12 +152,9 @@ def model_card(facts: Facts, publication: Publication) -> str:
             "weights_license": f"{publication.license}, as their publisher states"
             if publication.license
             else f"their licence is {NOT_RECORDED}: ask their publisher before you use them",
-            "code_license": "The code that comes with them is Apache-2.0.",
             "stages": [
                 (
-                    row["label"],
-                    row["id"],
-                    row["created"][:19],
+                    *(row["label"], row["id"], row["created"][:19]),
                     None if row["seconds"] is None else duration(row["seconds"]),
                     _commit(row["commit"]),
                 )
@@ -148,21 +162,15 @@ def model_card(facts: Facts, publication: Publication) -> str:
             ],
             "phases": [
                 (
-                    row["name"],
-                    f"{row['tokens']:,}",
+                    *(row["name"], row["tokens"]),
                     ", ".join(
-                        f"{share / sum(row['mixture'].values()):.0%} {source}"
-                        for source, share in row["mixture"].items()
+                        f"{part / sum(row['mixture'].values()):.0%} {name}" for name, part in row["mixture"].items()
                     ),
                 )
                 for row in facts["phases"]
             ],
             "read": [
-                (
-                    row["source"],
-                    f"{row['tokens']:,}",
-                    *reading_rows({"": SourceReading(**row["reading"])})[0][1:],
-                )
+                (row["source"], row["tokens"], *reading_rows({"": SourceReading(**row["reading"])})[0][1:])
                 for row in facts["read"]
             ],
             "sources": [
@@ -170,24 +178,20 @@ def model_card(facts: Facts, publication: Publication) -> str:
                     row["name"] or row["label"],
                     row["origin"] or row["reader"],
                     row["license"] or ("see below" if row["reader"] == "distilled documents" else None),
-                    _number(row["documents"]),
-                    _number(row["tokens"]),
-                    _number(row["overlaps"]),
+                    *(row["documents"], row["tokens"], row["overlaps"]),
                 )
                 for row in facts["sources"]
             ],
             "problems": [
                 (
-                    row["label"],
-                    row["source"],
+                    *(row["label"], row["source"]),
                     " ".join(part for part in (row["hub"], row["revision"]) if part) or "generated here",
-                    row["license"],
-                    _number(row["count"]),
+                    *(row["license"], row["count"]),
                 )
                 for row in facts["problems"]
             ],
-            "teachers": teacher_rows(facts["teachers"]),
-            "prompt_sets": prompt_set_rows(facts["prompt_sets"]),
+            "teachers": _picked(facts["teachers"], *_TEACHER),
+            "prompt_sets": _prompt_set_rows(facts["prompt_sets"]),
             "stand_ins": [(note, ", ".join(labels)) for note, labels in stand_ins_by_note(facts["stand_ins"]).items()],
             "evaluated": scores is not None,
             "table_1": compared,
@@ -198,7 +202,7 @@ def model_card(facts: Facts, publication: Publication) -> str:
                 (
                     marked_title(score),
                     with_interval(score),
-                    f"{score['n']:,}",
+                    score["n"],
                     None if score.get("chance") is None else f"{100 * score['chance']:.1f}",
                 )
                 for score in (scores or {}).get("likelihood", {}).values()
@@ -213,7 +217,7 @@ def model_card(facts: Facts, publication: Publication) -> str:
                     row["label"],
                     f"{row['endpoint'] or NOT_RECORDED} ({row['model'] or NOT_RECORDED})",
                     row["purpose"],
-                    *(_number(row[field]) for field in ("calls", "tokens_in", "tokens_out")),
+                    *(row[field] for field in ("calls", "tokens_in", "tokens_out")),
                     None if row["dollars"] is None else f"{row['dollars']:.4f}",
                 )
                 for row in facts["calls"]
@@ -230,23 +234,7 @@ def model_card(facts: Facts, publication: Publication) -> str:
     )
 
 
-def teacher_rows(teachers: Sequence[Facts]) -> list[tuple[Any, ...]]:
-    """Rows of the table of teachers: name, model, licence or terms, prompts asked, documents kept, stand-in."""
-    yes_or_no = {True: "yes", False: "no", None: None}
-    return [
-        (
-            row["name"],
-            row["model"],
-            row["license"],
-            _number(row["asked"]),
-            _number(row["kept"]),
-            yes_or_no[row["stand_in"]],
-        )
-        for row in teachers
-    ]
-
-
-def prompt_set_rows(prompt_sets: Sequence[Facts]) -> list[tuple[Any, ...]]:
+def _prompt_set_rows(prompt_sets: Sequence[Facts]) -> list[tuple[Any, ...]]:
     """Rows of the table of prompt sets: name, origin, licence. Paths of local files are not published."""
     return [
         (
@@ -322,13 +310,10 @@ def _configuration(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _commit(commit: str | None) -> str | None:
-    return commit and commit[:12] + ("-dirty" if commit.endswith("-dirty") else "")
+    return commit and short_commit(commit)
 
 
-def _number(value: int | None) -> str | None:
-    return None if value is None else f"{value:,}"
-
-
+_TEACHER = ("name", "model", "license", "asked", "kept", "stand_in")
 _PARTS = ("query", "reasoning", "answer")  # of an example
 LONGEST_EXAMPLE = 800  # characters of each part
 _FACTS = (
@@ -372,9 +357,9 @@ def dataset_card(
             "commit": commit,
             "license": license_ or f"{NOT_RECORDED}; ask their publisher",
             "prompt_sets": [
-                (*row, *_of_set(row[0], counts, facts.get("prompt_sets") or {})) for row in prompt_set_rows(sets)
+                (*row, *_of_set(row[0], counts, facts.get("prompt_sets") or {})) for row in _prompt_set_rows(sets)
             ],
-            "teachers": teacher_rows(by_teacher),
+            "teachers": _picked(by_teacher, *_TEACHER),
             **{
                 name: sum(values) if (values := [row[name] for row in by_teacher if row[name] is not None]) else None
                 for name in ("tokens_in", "tokens_out")
@@ -384,7 +369,7 @@ def dataset_card(
             "rejected": [
                 (
                     reason.replace("_", " "),
-                    f"{count:,}",
+                    count,
                     f"{count / facts['prompts']:.1%}" if facts["prompts"] else None,
                 )
                 for reason, count in sorted((facts.get("rejected") or {}).items())
@@ -404,23 +389,226 @@ def dataset_card(
     )
 
 
-def _of_set(
-    name: str, counts: Mapping[str, Any] | None, sets: Mapping[str, Any]
-) -> tuple[str | None, str | None, str | None]:
-    """(prompts, documents, rows left out) of a prompt set as text; the first two are None without a data card."""
+def _of_set(name: str, counts: Mapping[str, Any] | None, sets: Mapping[str, Any]) -> tuple[int | str | None, ...]:
+    """(prompts, documents, rows left out) of a prompt set; the first two are None without a data card."""
     left_out = (_in_words(sets[name].get("left_out", {})) or "none") if name in sets else None
-    if counts is None:
-        return None, None, left_out
-    return f"{counts['sets'].get(name, 0):,}", f"{counts['sets_kept'].get(name, 0):,}", left_out
+    return *(None if counts is None else counts[of].get(name, 0) for of in ("sets", "sets_kept")), left_out
 
 
-def _hostile(counts: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    document_counts = counts.get("hostile_kept", {})
+def _hostile(counts: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    kept = counts.get("hostile_kept", {})
     return [
-        (*name.split("/", 1), f"{count:,}", f"{document_counts.get(name, 0):,}")
-        for name, count in sorted(counts.get("hostile", {}).items())
+        (*name.split("/", 1), count, kept.get(name, 0)) for name, count in sorted(counts.get("hostile", {}).items())
     ]
 
 
 def _in_words(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name.replace('?', 'unknown').replace('_', ' ')}" for name, count in counts.items())
+
+
+def model_facts(store: Store, checkpoint: Artifact | None, folder: Path) -> Facts:
+    """All facts for the card of the checkpoint in `folder`. `checkpoint`: its artifact; None: it is not in a store."""
+    from nautile.model.nautile import parameter_counts  # imports JAX
+
+    saved = read_json(folder / "config.json") or {}
+    facts: Facts = {
+        "model": saved.get("model"),
+        "tokenizer": saved.get("tokenizer"),
+        "parameters": sum(parameter_counts(ModelConfig.model_validate(saved["model"])).values()),
+        "labels": None if (labels := read_label_set(folder)) is None else labels.model_dump(mode="json"),
+        "artifact": None,
+        "label": None,
+        "missing": [],
+    }
+    empty: Facts = {"stages": [], "phases": [], "read": [], "sources": [], "problems": [], "documents": None}
+    empty |= {"teachers": [], "prompt_sets": [], "judges": [], "stand_ins": [], "scores": {}, "ladder": None}
+    empty |= {"calls": [], "cost": None, "lineage": [], "commits": []}
+    if checkpoint is None:
+        return facts | empty | {"missing": ["The checkpoint is not in a store: how it was made is not known."]}
+    inputs, missing = lineage(store, checkpoint)
+    evaluations = _evaluations(store, inputs)
+    by_stage = scores(evaluations)
+    label_of = {item.artifact.recorded_execution: item.label for item in inputs}
+    spent, calls, cost = spending(Catalog(store), label_of)
+    documents = distilled_documents(store, inputs)
+    label = next(item.label for item in inputs if item.artifact.full_id == checkpoint.full_id)
+    has_endpoints = any(item.artifact.manifest["config"].get("endpoints") for item in inputs)
+    if has_endpoints and not cost["calls"]:
+        missing.append("Stages asked endpoints, but no request is in the catalog: what they cost is not known.")
+    return facts | {
+        "artifact": _about(checkpoint),
+        "label": label,
+        "missing": missing,
+        "stages": [
+            {"label": item.label, "seconds": spent.get(item.label, {}).get("seconds"), **_about(item.artifact)}
+            for item in inputs
+            if item.artifact.kind == "checkpoint"
+        ],
+        "phases": [row for item in inputs for row in _phases(item)],
+        "read": [row for item in inputs for row in _read(item)],
+        "sources": [source for item in inputs if (source := _source(item))],
+        "problems": [row for item in inputs for row in _problems(item)],
+        "documents": documents and {"id": documents.id, **documents.manifest["facts"]},
+        "teachers": teachers(documents) if documents else [],
+        "prompt_sets": documents.manifest["config"].get("distill", {}).get("prompt_sets", []) if documents else [],
+        "judges": [
+            {"label": item.label, **item.facts["judge"]} for item in inputs if isinstance(item.facts.get("judge"), dict)
+        ],
+        "stand_ins": stand_ins([*inputs, *evaluations]),
+        "scores": by_stage,
+        "ladder": ladder(by_stage, evaluation_rows(evaluations)),
+        "calls": calls,
+        "cost": cost if cost["calls"] or not has_endpoints else None,
+        "lineage": [{"label": item.label, "id": item.artifact.id, **_about(item.artifact)} for item in inputs],
+        "commits": sorted({item.artifact.manifest["commit"] or "" for item in inputs} - {""}),
+    }
+
+
+def lineage(store: Store, artifact: Artifact) -> tuple[list[Input], list[str]]:
+    """An artifact and all that it was made from, oldest first, and sentences about inputs missing from the store.
+
+    If several steps have the same label, the artifact's id is added to it.
+    """
+    rows = Catalog(store).lineage(artifact.id)
+    artifacts = {row["id"]: store.get(row["id"]) for row in rows}
+    ordered = sorted(artifacts.values(), key=lambda item: (item.manifest["created"], item.kind))
+    executions: dict[str, set[str]] = {}  # by label, to find labels that several steps share
+    for source in ordered:
+        executions.setdefault(source.manifest["label"], set()).add(source.execution)
+    inputs = []
+    for source in ordered:
+        label = source.manifest["label"]
+        inputs.append(Input(label if len(executions[label]) == 1 else f"{label} ({source.id})", source))
+    known_ids = {source.full_id for source in ordered}
+    # Garbage collection may have removed what an artifact was made from; the card then says so.
+    missing = [
+        f"{full_id[: full_id.index('/') + 13]}, the input `{name}` of {item.label}, is no longer in the store: "
+        "its content is not known."
+        for item in inputs
+        for name, full_id in item.artifact.manifest["inputs"].items()
+        if full_id not in known_ids
+    ]
+    return inputs, missing
+
+
+def distilled_documents(store: Store, inputs: Sequence[Input]) -> Artifact | None:
+    """The newest distilled documents whose tokens are in a lineage; the same execution wrote both."""
+    for item in reversed(inputs):
+        if item.artifact.kind == "tokens" and "documents" in item.artifact.manifest["outputs"]:
+            documents = store.find("documents", item.artifact.key)
+            if documents is not None and documents.execution == item.artifact.execution:
+                return documents
+    return None
+
+
+def teachers(documents: Artifact) -> list[Facts]:
+    """The teachers of distilled documents with their counts, licence and whether they are stand-ins."""
+    endpoints: Mapping[str, Facts] = documents.manifest["config"].get("endpoints", {})
+    return [
+        {
+            "name": name,
+            "license": endpoints.get(name, {}).get("license") or None,
+            "stand_in": endpoints.get(name, {}).get("stand_in"),
+            **{key: counts.get(key) for key in ("model", "template", "asked", "kept", "tokens_in", "tokens_out")},
+        }
+        for name, counts in documents.manifest["facts"].get("teachers", {}).items()
+    ]
+
+
+def _about(artifact: Artifact) -> Facts:
+    names = ("stage", "commit", "created", "digest")
+    return {"id": artifact.id, **{name: artifact.manifest[name] for name in names}}
+
+
+def _evaluations(store: Store, inputs: Sequence[Input]) -> list[Input]:
+    """The newest evaluation of each checkpoint, labelled by the step that wrote the checkpoint."""
+    by_checkpoint: dict[tuple[str, str], Artifact] = {}
+    for evaluation in store.list("evaluation"):  # oldest first
+        manifest = evaluation.manifest
+        full_id = manifest["inputs"].get("checkpoint", "")
+        # The key alone is not enough: the checkpoint may have been written again since it was evaluated.
+        by_checkpoint[full_id, manifest["input_executions"].get("checkpoint", "")] = evaluation
+    return [
+        Input(f"evaluate:{item.label}", by_checkpoint[item.artifact.full_id, item.artifact.execution])
+        for item in inputs
+        if (item.artifact.full_id, item.artifact.execution) in by_checkpoint
+    ]
+
+
+def own_scores(facts: Facts) -> Scores | None:
+    """The scores of the checkpoint itself; None if it was not evaluated."""
+    return facts["scores"].get(facts["label"])
+
+
+def _phases(item: Input) -> list[Facts]:
+    if item.artifact.kind != "checkpoint":
+        return []
+    phases = item.artifact.manifest["config"].get("pretrain", {}).get("phases", [])
+    return [{"label": item.label, **{name: phase[name] for name in ("name", "tokens", "mixture")}} for phase in phases]
+
+
+def _read(item: Input) -> list[Facts]:
+    """The tokens that a pretraining read, by source, with the figures of `SourceReading`."""
+    by_source = item.facts.get("tokens_by_source", {}) if item.artifact.kind == "checkpoint" else {}
+    return [
+        {"label": item.label, "source": source, "tokens": tokens, "reading": item.facts[READING][source]}
+        for source, tokens in by_source.items()
+    ]
+
+
+def _source(item: Input) -> Facts | None:
+    """The source of a `tokens` artifact: its origin, licence, counts and what was left out; None for other kinds."""
+    if item.artifact.kind != "tokens":
+        return None
+    config = item.artifact.manifest["config"].get("ingest", {}).get("source")
+    overlaps = item.facts.get("contaminated")
+    about = {
+        "label": item.label,
+        "name": item.facts.get("source"),
+        "documents": item.facts.get("documents"),
+        "tokens": item.facts.get("tokens"),
+        "overlaps": sum(overlaps.values()) if isinstance(overlaps, dict) else None,
+        "stand_in": item.facts.get("stand_in"),
+    }
+    if config is None:
+        return about | {"reader": "distilled documents", "origin": None, "hub": None, "license": None, "languages": []}
+    # Paths of local files are not published.
+    hub = config["path"] if config["reader"] == "hub" else None
+    parts = (hub, config.get("subset"), config.get("revision", "")[:12]) if hub else ()
+    return about | {
+        "reader": config["reader"],
+        "origin": " ".join(part for part in parts if part) or None,
+        "hub": hub,
+        "license": config.get("license") or None,
+        "languages": config.get("languages", []),
+    }
+
+
+def _problems(item: Input) -> list[Facts]:
+    """The problems that a reinforcement stage was trained on."""
+    if item.artifact.kind != "checkpoint":
+        return []
+    section = item.artifact.manifest["config"].get(item.artifact.manifest["stage"], {})
+    config = section.get("problems") if isinstance(section, dict) else None
+    if config is None:
+        return []
+    rows = []
+    for source in config.get("sources") or [config]:
+        training_set, prompts = TRAINING_SETS.get(source["source"]), source.get("prompt_set") or {}
+        # Paths of local files are not published.
+        hub = prompts["path"] if prompts.get("source") == "hub" else None
+        revision = prompts.get("revision", "")
+        if training_set:
+            hub, revision = training_set.parts[0].hub, source.get("revision") or training_set.pinned
+        kinds = ", ".join(task["name"] for task in source.get("tasks", []))
+        rows.append(
+            {
+                "label": item.label,
+                "source": source["source"] + (f" ({kinds})" if kinds else ""),
+                "hub": hub,
+                "revision": revision[:12] or None,
+                "license": source.get("license") or prompts.get("license") or None,
+                "count": config.get("count"),
+            }
+        )
+    return rows
