@@ -204,30 +204,29 @@ class _Attempt:
             self.log.started(staging)
         self.log.ingest()
         try:
-            outputs = self._work_and_publish(staging, lease, self._forwarder(staging))
+            forwarder = self._forwarder(staging)
+            try:
+                # If an attempt was interrupted between `done.json` and its last rename, publishing is all to do.
+                if staging.done() is None:
+                    self._work(staging, lease.check, forwarder)
+                lease.check()
+                outcome = Outcome("done", self._publish(staging, lease.fence))
+            except BaseException as error:
+                outcome = Outcome("failed" if isinstance(error, Exception) else "cancelled")
+                raise
+            finally:
+                self._end_telemetry(staging, forwarder, outcome)
         except BaseException as error:
             self.log.failed(staging, error)
             raise
-        self.log.done(outputs)
-        return outputs
-
-    def _work_and_publish(self, staging: Staging, lease: KeyLease, forwarder: Forwarder) -> dict[str, str]:
-        """Work unless it is complete, and publish. Returns kind -> artifact id. Always ends the telemetry."""
-        try:
-            # After an attempt that was interrupted between `done.json` and its last rename, publishing is all to do.
-            if staging.done() is None:
-                self._work(staging, lease.check, forwarder)
-            lease.check()
-            outputs = self._publish(staging, lease.fence)
-        except BaseException as error:
-            outcome = Outcome("failed" if isinstance(error, Exception) else "cancelled")
-            self._end_telemetry(staging, forwarder, outcome)
-            raise
-        self._end_telemetry(staging, forwarder, Outcome("done", outputs))
-        return outputs
+        self.log.done(dict(outcome.outputs))
+        return dict(outcome.outputs)
 
     def _work(self, staging: Staging, check_lease: Callable[[], None], forwarder: Forwarder) -> None:
-        """Run the fan-outs, then the stage's function; forward metrics to the configured telemetry."""
+        """Run the fan-outs, then the stage's function in a child process; forward metrics to the configured telemetry.
+
+        Raises the error that the exit code stands for.
+        """
         if self._runs_in_several_processes() and not self.stage.multihost:
             raise ConfigError(
                 f"launch.stages lists {self.stage.name!r}, which runs in one process only: remove it from the list"
@@ -255,9 +254,25 @@ class _Attempt:
                 threading.Thread(target=self.log.mirror_replies, args=(models,), daemon=True).start()
                 mirrored_at = time.monotonic()
 
+        def tick() -> None:
+            on_progress(read_live(staging.files.live))
+
         # The fan-outs must be complete before the function, which reads what they wrote.
         peak_bytes = self._run_fan_outs(staging, on_progress) if self.stage.fan_outs else 0
-        self._run_function(staging, on_progress, peak_bytes)
+        exit_status = run_child(
+            "nautile.tasks.engine.multihost" if self._runs_in_several_processes() else self._child_module(),
+            str(staging.files.request),
+            log=staging.files.log,
+            store=str(self.store.root),
+            tick=tick,
+            accelerator=self.stage.accelerator,
+            finished=lambda: staging.done() is not None,
+        )
+        self.log.set(peak_bytes=max(exit_status.peak_bytes, peak_bytes), exit_code=exit_status.code)
+        tick()
+        raise_for_exit(exit_status, staging.files)
+        if staging.done() is None:
+            raise crash_of(exit_status, staging.files)  # exit code 0, but not from the end of the child's `main`
 
     def _run_fan_outs(self, staging: Staging, on_progress: Progress) -> int:
         """Run the items that are not done. Returns the peak memory of any one of them, in bytes."""
@@ -275,27 +290,6 @@ class _Attempt:
             self.log.set(peak_bytes=runner.peak_bytes)
         staging.files.clear()
         return runner.peak_bytes
-
-    def _run_function(self, staging: Staging, on_progress: Progress, peak_bytes: int) -> None:
-        """Run the stage's function in a child process until it ends; raise the error that its exit code stands for."""
-
-        def tick() -> None:
-            on_progress(read_live(staging.files.live))
-
-        exit_status = run_child(
-            "nautile.tasks.engine.multihost" if self._runs_in_several_processes() else self._child_module(),
-            str(staging.files.request),
-            log=staging.files.log,
-            store=str(self.store.root),
-            tick=tick,
-            accelerator=self.stage.accelerator,
-            finished=lambda: staging.done() is not None,
-        )
-        self.log.set(peak_bytes=max(exit_status.peak_bytes, peak_bytes), exit_code=exit_status.code)
-        tick()
-        raise_for_exit(exit_status, staging.files)
-        if staging.done() is None:
-            raise crash_of(exit_status, staging.files)  # exit code 0, but not from the end of the child's `main`
 
     def _runs_in_several_processes(self) -> bool:
         """Whether the configuration asks for several processes of this stage."""

@@ -101,10 +101,10 @@ class AttemptLog:
 
     def started(self, staging: Staging) -> None:
         """Record the attempt before any of its work, so that there is a record even after a SIGKILL."""
-        if staging.unfinished_row:
+        if staging.run:
             # An earlier attempt could not record its end. This process holds its lock, so it has ended.
             killed = {"state": "interrupted", "error": "the process was killed"}
-            write_attempt_row(self._store, staging.unfinished_row | killed)
+            write_attempt_row(self._store, staging.run | killed)
         self._write(execution=staging.execution, attempt=staging.attempt, state="running", started=now())
         # The event first, then this copy of it: if it is still here when the next attempt begins, this one was killed.
         staging.record(self._row)

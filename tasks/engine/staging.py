@@ -10,7 +10,6 @@ import logging
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -52,18 +51,6 @@ class PublishedAs(_Form):
     fence: int
 
 
-class _Record(_Form):
-    """`execution.json`, which may come from another machine."""
-
-    execution: _Execution
-    attempt: int
-    forced: bool
-    inputs: dict[str, str]
-    began: float
-    fence: int
-    run: dict[str, Any] | None
-
-
 class _Done(_Form):
     """`done.json`."""
 
@@ -71,18 +58,20 @@ class _Done(_Form):
     environment: dict[str, Any] = {}
 
 
-@dataclass
-class Staging:
-    """The open staging folder. Whoever holds it holds the key's lock."""
+class Staging(_Form):
+    """The open staging folder, whose record `execution.json` may come from another machine.
 
-    path: Path
-    execution: str
+    Whoever holds it holds the key's lock.
+    """
+
+    path: Path = Field(default=Path(), exclude=True)
+    execution: _Execution
     attempt: int
     forced: bool
     inputs: dict[str, str]  # name -> digest of the artifact's content
     began: float  # when the first attempt did, in seconds since 1970
-    fence: int = 0  # of the lease under which the first attempt began
-    unfinished_row: dict[str, Any] | None = None  # the row of an earlier attempt that never recorded its end
+    fence: int  # of the lease under which the first attempt began
+    run: dict[str, Any] | None  # the row of an earlier attempt that never recorded its end
 
     @property
     def files(self) -> StagingFiles:
@@ -120,18 +109,7 @@ class Staging:
 
     def record(self, row: dict[str, Any] | None) -> None:
         """Write `execution.json`. `row` is the row of the running attempt, None once its end is recorded."""
-        write_json(
-            self.files.execution,
-            {
-                "execution": self.execution,
-                "attempt": self.attempt,
-                "forced": self.forced,
-                "inputs": self.inputs,
-                "began": self.began,
-                "fence": self.fence,
-                "run": row,
-            },
-        )
+        write_json(self.files.execution, self.model_dump() | {"run": row})
 
 
 def open_staging(store: Store, key: str, inputs: dict[str, Artifact], *, force: bool, fence: int = 0) -> Staging:
@@ -142,15 +120,23 @@ def open_staging(store: Store, key: str, inputs: dict[str, Artifact], *, force: 
     """
     folder = store.staging(key)
     digests = {name: artifact.manifest["digest"] for name, artifact in inputs.items()}
-    record = _Record.read(StagingFiles(folder).execution)
+    staging = Staging.read(StagingFiles(folder).execution)
     # Continue only with the same inputs, and never reuse work that was not forced in a forced run.
-    if record is not None and record.inputs == digests and (record.forced or not force):
-        attempt, began = record.attempt + 1, record.began
-        staging = Staging(folder, record.execution, attempt, record.forced, digests, began, record.fence, record.run)
+    if staging is not None and staging.inputs == digests and (staging.forced or not force):
+        staging = staging.model_copy(update={"path": folder, "attempt": staging.attempt + 1})
     else:
         if any(folder.iterdir()):
             store.discard(folder)
-        staging = Staging(store.staging(key), uuid.uuid4().hex, 1, force, digests, time.time(), fence)
+        staging = Staging(
+            path=store.staging(key),
+            execution=uuid.uuid4().hex,
+            attempt=1,
+            forced=force,
+            inputs=digests,
+            began=time.time(),
+            fence=fence,
+            run=None,
+        )
     # What the previous attempt left for its parent must not be taken for this one's.
     staging.files.clear()
     # The attempt that they announced begins here: the display and the other runs of a sweep see it at work.

@@ -160,15 +160,7 @@ def model_card(facts: Facts, publication: Publication) -> str:
                 )
                 for row in facts["stages"]
             ],
-            "phases": [
-                (
-                    *(row["name"], row["tokens"]),
-                    ", ".join(
-                        f"{part / sum(row['mixture'].values()):.0%} {name}" for name, part in row["mixture"].items()
-                    ),
-                )
-                for row in facts["phases"]
-            ],
+            "phases": [(row["name"], row["tokens"], _mixture(row["mixture"])) for row in facts["phases"]],
             "read": [
                 (row["source"], row["tokens"], *reading_rows({"": SourceReading(**row["reading"])})[0][1:])
                 for row in facts["read"]
@@ -248,9 +240,8 @@ def _prompt_set_rows(prompt_sets: Sequence[Facts]) -> list[tuple[Any, ...]]:
     ]
 
 
-def task_of(facts: Facts) -> str:
-    """The Hub's name of what the model does."""
-    return TASKS.get((facts.get("labels") or {}).get("form", ""), "text-generation")
+def _mixture(parts: Mapping[str, float]) -> str:
+    return ", ".join(f"{part / sum(parts.values()):.0%} {source}" for source, part in parts.items())
 
 
 def _front_matter(facts: Facts, publication: Publication, language_codes: list[str]) -> dict[str, Any]:
@@ -264,7 +255,7 @@ def _front_matter(facts: Facts, publication: Publication, language_codes: list[s
             "license": publication.license or UNKNOWN_LICENSE,
             "language": language_codes,
             "library_name": publication.library,
-            "pipeline_tag": task_of(facts),
+            "pipeline_tag": TASKS.get((facts.get("labels") or {}).get("form", ""), "text-generation"),
             "tags": tags,
             "datasets": datasets,
             "model-index": _model_index(facts, publication),
@@ -313,6 +304,11 @@ def _commit(commit: str | None) -> str | None:
     return commit and short_commit(commit)
 
 
+# Facts of a model with a row for each of something.
+_LISTS = (
+    "stages", "phases", "read", "sources", "problems", "teachers", "prompt_sets", "judges", "stand_ins", "calls",
+    "lineage", "commits", "missing",
+)  # fmt: skip
 _TEACHER = ("name", "model", "license", "asked", "kept", "stand_in")
 _PARTS = ("query", "reasoning", "answer")  # of an example
 LONGEST_EXAMPLE = 800  # characters of each part
@@ -416,15 +412,12 @@ def model_facts(store: Store, checkpoint: Artifact | None, folder: Path) -> Fact
         "tokenizer": saved.get("tokenizer"),
         "parameters": sum(parameter_counts(ModelConfig.model_validate(saved["model"])).values()),
         "labels": None if (labels := read_label_set(folder)) is None else labels.model_dump(mode="json"),
-        "artifact": None,
-        "label": None,
-        "missing": [],
+        **dict.fromkeys(("artifact", "label", "documents", "ladder", "cost")),
+        **{name: [] for name in _LISTS},
+        "scores": {},
     }
-    empty: Facts = {"stages": [], "phases": [], "read": [], "sources": [], "problems": [], "documents": None}
-    empty |= {"teachers": [], "prompt_sets": [], "judges": [], "stand_ins": [], "scores": {}, "ladder": None}
-    empty |= {"calls": [], "cost": None, "lineage": [], "commits": []}
     if checkpoint is None:
-        return facts | empty | {"missing": ["The checkpoint is not in a store: how it was made is not known."]}
+        return facts | {"missing": ["The checkpoint is not in a store: how it was made is not known."]}
     inputs, missing = lineage(store, checkpoint)
     evaluations = _evaluations(store, inputs)
     by_stage = scores(evaluations)
