@@ -37,7 +37,7 @@ from nautile.tasks.engine.fanout import ExecutorFactory, FanOutRunner, local_exe
 from nautile.tasks.engine.remote_child import run_item_on_own_disk, through_remote
 from nautile.tasks.engine.stage import RunContext, Stage
 from nautile.tasks.engine.staging import PublishedAs, Staging, failure_in_sweep, open_staging
-from nautile.tasks.engine.telemetry import Forwarder, Outcome, TrackedExecution, forwarder_of
+from nautile.tasks.engine.telemetry import Outcome, TrackedExecution, Tracker, close_all, trackers_of
 
 logger = logging.getLogger(__name__)
 
@@ -204,26 +204,26 @@ class _Attempt:
             self.log.started(staging)
         self.log.ingest()
         try:
-            forwarder = self._forwarder(staging)
+            trackers = self._trackers(staging)
             try:
                 # If an attempt was interrupted between `done.json` and its last rename, publishing is all to do.
                 if staging.done() is None:
-                    self._work(staging, lease.check, forwarder)
+                    self._work(staging, lease.check, trackers)
                 lease.check()
                 outcome = Outcome("done", self._publish(staging, lease.fence))
             except BaseException as error:
                 outcome = Outcome("failed" if isinstance(error, Exception) else "cancelled")
                 raise
             finally:
-                self._end_telemetry(staging, forwarder, outcome)
+                self._end_telemetry(staging, close_all(trackers, outcome))
         except BaseException as error:
             self.log.failed(staging, error)
             raise
         self.log.done(dict(outcome.outputs))
         return dict(outcome.outputs)
 
-    def _work(self, staging: Staging, check_lease: Callable[[], None], forwarder: Forwarder) -> None:
-        """Run the fan-outs, then the stage's function in a child process; forward metrics to the configured telemetry.
+    def _work(self, staging: Staging, check_lease: Callable[[], None], trackers: list[Tracker]) -> None:
+        """Run the fan-outs, then the stage's function in a child process; send metrics to the trackers.
 
         Raises the error that the exit code stands for.
         """
@@ -247,7 +247,8 @@ class _Attempt:
             self.log.notify("running", metrics=live.get("metrics", {}), phase=live.get("phase", ""), **fields)
             if time.monotonic() - ingested_at > INGEST_EVERY_S:
                 self.log.ingest(unless_s=INGEST_EVERY_S)
-                forwarder.forward()
+                for tracker in trackers:
+                    tracker.wake()
                 ingested_at = time.monotonic()
             if models and time.monotonic() - mirrored_at > MIRROR_REPLIES_EVERY_S:
                 # In a thread: an upload must not stop this loop, which also watches the child and the lease.
@@ -350,8 +351,7 @@ class _Attempt:
             },
         )
 
-    def _forwarder(self, staging: Staging) -> Forwarder:
-        """The forwarder that sends this attempt's metrics to the sinks of `[telemetry]`."""
+    def _trackers(self, staging: Staging) -> list[Tracker]:
         execution = TrackedExecution(
             self.context.run_id,
             self.stage.name,
@@ -364,11 +364,10 @@ class _Attempt:
             self.section,
             {name: artifact.id for name, artifact in self.inputs.items()},
         )
-        return forwarder_of(self.context.telemetry, self.store.events, staging.attempt, execution, staging.path)
+        return trackers_of(self.context.telemetry, self.store.events, execution, staging.path)
 
-    def _end_telemetry(self, staging: Staging, forwarder: Forwarder, outcome: Outcome) -> None:
-        """Forward the remaining metrics, and emit how many were not delivered."""
-        count = forwarder.close(outcome)
+    def _end_telemetry(self, staging: Staging, count: int) -> None:
+        """Emit how many measurements were not delivered."""
         if not count:
             return
         logger.warning("%s: %d measurements were not delivered; the store has them", self.log.label, count)

@@ -1,24 +1,21 @@
-"""Forward metrics while a stage works: to the sinks and trackers of `[telemetry]`, by default to none.
+"""Send metrics to trackers while a stage works: those of `[telemetry]`, by default none.
 
-The parent process of the stage reads them from the event files that it also ingests, so the stage is not involved.
-Separate threads talk to servers, so that a slow or unreachable server delays no step. Measurements that are not
-delivered are counted.
-
-A sink gets the points of one attempt. A tracker has one remote run per execution of a step, with its configuration, its
-curves and its outcome; it reads the event files of all attempts, which are its queue: points that a server refused, or
-that a killed attempt did not send, are sent later. A file in the staging folder records the last step sent of each
-metric. So a resumed attempt continues the same remote run, and a step that is measured twice is sent once.
+A tracker has one remote run per execution of a step, with its configuration, its curves and its outcome; for
+TensorBoard it is a folder, for an OpenTelemetry collector a set of attributes. A thread for each, in the parent process
+of the stage, reads the event files of all attempts, which are its queue, so neither the stage nor any step waits for a
+server. Points that it refused, or that a killed attempt did not send, are sent later, and those that are never
+delivered are counted. A file in the staging folder records the last step sent of each metric. So a resumed attempt
+continues the same remote run, and a step that is measured twice is sent once.
 """
 
 import importlib.util
 import logging
 import os
-import queue
 import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
@@ -371,6 +368,8 @@ class WandbClient:
     """
 
     def __init__(self, folder: Path, project: str) -> None:
+        if importlib.util.find_spec("wandb") is None:
+            raise ModuleNotFoundError("no module named wandb", name="wandb")
         self.where, self._folder, self._project = str(folder), folder, project
 
     def open(self, about: TrackedExecution, sent: int) -> Mapping[str, int]:
@@ -415,8 +414,8 @@ class WandbClient:
         self._run.finish(exit_code=0 if outcome.state == "done" else 1)
 
 
-class EventFile:
-    """A TensorBoard event file, written in the caller's thread, so that a full disk raises an error.
+class TensorboardClient:
+    """Writes an event file of TensorBoard into a folder, one for each attempt.
 
     tensorboardX's `SummaryWriter` blocks for ever once the disk is full, so only its file format is used (docs/log.md).
     """
@@ -426,86 +425,57 @@ class EventFile:
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
+        self.where = str(folder)
         self._event, self._summary = Event, Summary
         folder.mkdir(parents=True, exist_ok=True)
         self._writer = EventsWriter(str(folder / "events"), f".{uuid.uuid4().hex[:8]}")
 
-    def write(self, points: Sequence[Point]) -> None:
-        for point in points:
-            summary = self._summary(value=[self._summary.Value(tag=point.tag, simple_value=point.value)])
-            self._writer.write_event(self._event(wall_time=point.time_us / 1e6, step=point.step, summary=summary))
-        self._writer.flush()
+    def open(self, about: TrackedExecution, sent: int) -> Mapping[str, int]:
+        return {}
 
-    def close(self) -> int:
+    def send(self, points: Sequence[Point]) -> None:
+        try:
+            for point in points:
+                summary = self._summary(value=[self._summary.Value(tag=point.tag, simple_value=point.value)])
+                self._writer.write_event(self._event(wall_time=point.time_us / 1e6, step=point.step, summary=summary))
+            self._writer.flush()
+        except OSError as error:
+            raise Refused(str(error)) from None
+
+    def end(self, outcome: Outcome) -> None:
         self._writer.close()
-        return 0
 
 
-QUEUE = 64  # batches that may wait for a slow collector
-_NS_PER_US = 1000
-
-
-class Collector:
-    """The sink for an OpenTelemetry collector; a thread sends the batches.
+class OtlpClient:
+    """Sends metrics to an OpenTelemetry collector.
 
     The library's `MeterProvider` exports only the newest value of each gauge, so its exporter is called directly with
     all points (docs/log.md). Each measurement is a point of a gauge, with its own time. The step is a second gauge,
     because an attribute with a new value for each point would make each point a time series of its own.
     """
 
-    def __init__(self, address: str, timeout_s: float, resource: dict[str, str]) -> None:
+    def __init__(self, address: str, timeout_s: float) -> None:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
         # The exporter would log each failure itself, at length.
         logging.getLogger("opentelemetry.exporter.otlp").setLevel(logging.CRITICAL)
-        self._address = address
+        self.where = address
         endpoint = address if address.rstrip("/").endswith("/v1/metrics") else address.rstrip("/") + "/v1/metrics"
         self._exporter = OTLPMetricExporter(endpoint=endpoint, timeout=timeout_s)
-        self._resource = resource
-        self._queue: queue.Queue[Sequence[Point] | None] = queue.Queue(QUEUE)
-        self._lock = threading.Lock()
-        self._undelivered = self._pending = 0
-        self._thread = threading.Thread(target=self._send_batches, name="telemetry", daemon=True)
-        self._thread.start()
+        self._resource: dict[str, str] = {}
 
-    def write(self, points: Sequence[Point]) -> None:
-        with self._lock:
-            self._pending += len(points)
-        try:
-            self._queue.put_nowait(points)
-        except queue.Full:
-            # A collector that falls behind loses measurements rather than delaying the stage.
-            self._count(points, sent=False)
+    def open(self, about: TrackedExecution, sent: int) -> Mapping[str, int]:
+        self._resource = {"nautile.run": about.run, "nautile.stage": about.stage, "nautile.label": about.label}
+        return {}
 
-    def close(self) -> int:
-        try:
-            # The end of the queue: the thread sends what is before it, then returns.
-            self._queue.put(None, timeout=LINGER_S)
-            self._thread.join(LINGER_S)
-        except queue.Full:
-            logger.debug("telemetry: %s is too slow; measurements are dropped", self._address)
-        with self._lock:
-            return self._undelivered + self._pending
-
-    def _send_batches(self) -> None:
+    def send(self, points: Sequence[Point]) -> None:
         from opentelemetry.sdk.metrics.export import MetricExportResult
 
-        while (points := self._queue.get()) is not None:
-            try:
-                sent = self._exporter.export(_as_metrics(points, self._resource)) is MetricExportResult.SUCCESS
-            except Exception as error:
-                logger.debug("telemetry: %s", error)
-                sent = False
-            self._count(points, sent)
-        self._exporter.shutdown()
+        if self._exporter.export(_as_metrics(points, self._resource)) is not MetricExportResult.SUCCESS:
+            raise Refused("it did not take the export")
 
-    def _count(self, points: Sequence[Point], sent: bool) -> None:
-        with self._lock:
-            self._pending -= len(points)
-            first = not sent and not self._undelivered
-            self._undelivered += 0 if sent else len(points)
-        if first:
-            logger.warning("telemetry: %s does not accept metrics; the run continues without it", self._address)
+    def end(self, outcome: Outcome) -> None:
+        self._exporter.shutdown()
 
 
 def _as_metrics(points: Sequence[Point], resource: dict[str, str]) -> Any:
@@ -522,7 +492,7 @@ def _as_metrics(points: Sequence[Point], resource: dict[str, str]) -> Any:
 
     gauges: dict[str, list[NumberDataPoint]] = {}  # by name: the values, and the steps of all metrics
     for point in points:
-        time_ns = point.time_us * _NS_PER_US
+        time_ns = point.time_us * 1000
         for name, value, attributes in (
             (f"nautile.{point.name}", point.value, {"source": point.source} if point.source else {}),
             ("nautile.step", point.step, {"metric": point.name}),
@@ -533,104 +503,38 @@ def _as_metrics(points: Sequence[Point], resource: dict[str, str]) -> Any:
     return MetricsData([ResourceMetrics(Resource({"service.name": "nautile", **resource}), [scope], "")])
 
 
-class Sink(Protocol):
-    """A destination of the points of one attempt. `close` returns how many were not delivered.
+def trackers_of(config: TelemetryConfig, folder: Path, execution: TrackedExecution, state: Path) -> list[Tracker]:
+    """The configured trackers. Raises `ConfigError` if an optional package is not installed, or a folder cannot be.
 
-    Both methods may raise `OSError`.
+    `folder`: of the event files. `state`: folder in which they record, between attempts, what they have delivered.
     """
-
-    def write(self, points: Sequence[Point]) -> None: ...
-    def close(self) -> int: ...
-
-
-class Forwarder:
-    """Reads the event files of one attempt as they grow, and passes their metrics to the sinks.
-
-    Trackers read the files themselves, because they also send what earlier attempts could not.
-    """
-
-    def __init__(self, events: Path, sinks: Sequence[Sink], trackers: Sequence[Tracker] = ()) -> None:
-        """`events`: a path; the event files are those in its folder whose names start with its name."""
-        self._events, self._sinks, self._trackers = events, list(sinks), list(trackers)
-        self._offsets: dict[str, int] = {}
-        self._dropped_sinks = self._undelivered = 0
-
-    def forward(self) -> None:
-        """Forward what was written since the last call. Raises nothing: the store has all measurements anyway."""
-        for tracker in self._trackers:
-            tracker.wake()
-        if not self._sinks and not self._dropped_sinks:
-            return
-        # Offsets are moved on even if a sink fails: a point is offered to each sink once.
-        points: list[Point] = []
-        try:
-            for added, name, offset in read_points(self._events, self._offsets):
-                points += added
-                self._offsets[name] = offset
-        except OSError as error:
-            logger.warning("telemetry: the events cannot be read: %s", error)
-        # A point counts once for each sink that does not get it.
-        self._undelivered += len(points) * self._dropped_sinks
-        for sink in self._sinks[:] if points else ():
-            try:
-                sink.write(points)
-            except OSError as error:
-                self._drop(sink, error)
-                self._undelivered += len(points)
-
-    def close(self, outcome: Outcome) -> int:
-        """Forward the remaining points and the outcome. Returns the number of measurements that were not delivered."""
-        for tracker in self._trackers:
-            tracker.end(outcome)
-        self.forward()
-        for sink in self._sinks[:]:
-            try:
-                self._undelivered += sink.close()
-            except OSError as error:
-                self._drop(sink, error)
-        # The trackers' threads have been at it since `end` above; all of them share the few seconds from here.
-        start = time.monotonic()
-        return self._undelivered + sum(tracker.close(start) for tracker in self._trackers)
-
-    def _drop(self, sink: Sink, error: OSError) -> None:
-        logger.warning("telemetry: the run continues without its %s: %s", type(sink).__name__, error)
-        self._sinks.remove(sink)
-        self._dropped_sinks += 1
-
-
-def forwarder_of(
-    config: TelemetryConfig, folder: Path, attempt: int, execution: TrackedExecution, state: Path
-) -> Forwarder:
-    """The forwarder to the configured sinks. Raises `ConfigError` if an optional package is not installed.
-
-    `folder`: of the event files. `state`: folder in which trackers record, between attempts, what they have delivered.
-    """
-    sinks: list[Sink] = []
-    if config.tensorboard:
-        curves = Path(config.tensorboard) / execution.run / slug(execution.label)
-        sinks.append(_extra("tensorboard", lambda: EventFile(curves)))
-    if config.otlp:
-        resource = {"nautile.run": execution.run, "nautile.stage": execution.stage, "nautile.label": execution.label}
-        sinks.append(_extra("otel", lambda: Collector(config.otlp, config.timeout_s, resource)))
     clients: dict[str, TrackerClient] = {}
-    if config.mlflow:
-        clients["mlflow"] = MlflowClient(config.mlflow, config.project, config.timeout_s)
-    if config.wandb:
-        if importlib.util.find_spec("wandb") is None:
-            raise ConfigError("telemetry: wandb is not installed: pip install 'nautile[wandb]'")
-        clients["wandb"] = WandbClient(Path(config.wandb), config.project)
-    trackers = [
+    try:
+        if config.tensorboard:
+            curves = Path(config.tensorboard) / execution.run / slug(execution.label)
+            clients["tensorboard"] = TensorboardClient(curves)
+        if config.otlp:
+            clients["otlp"] = OtlpClient(config.otlp, config.timeout_s)
+        if config.mlflow:
+            clients["mlflow"] = MlflowClient(config.mlflow, config.project, config.timeout_s)
+        if config.wandb:
+            clients["wandb"] = WandbClient(Path(config.wandb), config.project)
+    except ImportError as error:
+        package = str(error.name).partition(".")[0]
+        extra = {"tensorboardX": "tensorboard", "opentelemetry": "otel"}.get(package, package)
+        raise ConfigError(f"telemetry: {error.name} is not installed: pip install 'nautile[{extra}]'") from None
+    except OSError as error:
+        raise ConfigError(f"telemetry.tensorboard: {error}") from None
+    return [
         Tracker(client, execution, folder / execution.files, state / f"telemetry-{name}.json")
         for name, client in clients.items()
     ]
-    return Forwarder(folder / f"{execution.files}{attempt}", sinks, trackers)
 
 
-def _extra(name: str, make: Callable[[], Sink]) -> Sink:
-    """Create a sink of an optional extra. Raises `ConfigError` if it is not installed or cannot be opened."""
-    try:
-        return make()
-    except ImportError as error:
-        raise ConfigError(f"telemetry: {error.name} is not installed: pip install 'nautile[{name}]'") from None
-    except OSError as error:
-        raise ConfigError(f"telemetry.{name}: {error}") from None
+def close_all(trackers: Sequence[Tracker], outcome: Outcome) -> int:
+    """Send the remaining points and the outcome. Returns the number of measurements that were not delivered."""
+    for tracker in trackers:
+        tracker.end(outcome)
+    # All of them share the few seconds from here.
+    start = time.monotonic()
+    return sum(tracker.close(start) for tracker in trackers)

@@ -19,7 +19,15 @@ from nautile.store.events import EventWriter
 from nautile.tasks.engine import telemetry
 from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.stage import RunContext
-from nautile.tasks.engine.telemetry import Collector, EventFile, Forwarder, Outcome, Point, forwarder_of
+from nautile.tasks.engine.telemetry import (
+    OtlpClient,
+    Outcome,
+    Point,
+    TensorboardClient,
+    Tracker,
+    close_all,
+    trackers_of,
+)
 from tests.support.samples.tracking import execution
 from tests.support.servers.otlp_collector import FakeCollector
 from tests.support.stages.stage_sums import section, sums
@@ -74,28 +82,42 @@ def test_a_collector_that_takes_nothing_fails_no_run_is_told_once_and_counted(tm
         outputs = run_stage(sums, section(3), {}, RunContext("r1", str(store.root), label="sums", telemetry=wanted))
     assert store.get(outputs["numbers"])
     warnings = [record.message for record in caplog.records if "does not accept metrics" in record.message]
-    assert warnings == [f"telemetry: {collected.url} does not accept metrics; the run continues without it"]
+    assert warnings == [
+        f"telemetry: {collected.url} does not accept metrics (it did not take the export); the run continues"
+    ]
     rows = Catalog(store).query("SELECT step, value FROM metrics WHERE name = 'telemetry_undelivered'")
     assert rows == [{"step": 1, "value": 3.0}]
 
 
-def test_a_slow_collector_makes_nobody_wait(monkeypatch):
+def measured(folder, steps):
+    """The prefix of the event files of an execution that has measured a loss at each step."""
+    emit = EventWriter(folder / f"{execution().files}1.jsonl", execution().execution)
+    for step in steps:
+        emit("metric", name="loss", step=step, value=1.0)
+        emit("sample", index=step)
+    emit.close()
+    return folder / execution().files
+
+
+def test_a_slow_collector_makes_nobody_wait(tmp_path, monkeypatch):
     monkeypatch.setattr(telemetry, "LINGER_S", 0.05)
-    monkeypatch.setattr(telemetry, "QUEUE", 2)
-    sink = Collector("http://127.0.0.1:9", 60.0, {})
+    monkeypatch.setattr(telemetry, "_silent", set())
+    client = OtlpClient("http://127.0.0.1:9", 60.0)
     free = threading.Event()
-    monkeypatch.setattr(sink._exporter, "export", lambda *_: free.wait(30))
+    monkeypatch.setattr(client._exporter, "export", lambda *_: free.wait(30))
+    tracker = Tracker(client, execution(), measured(tmp_path, range(20)), tmp_path / "state")
     for _ in range(10):
-        sink.write(POINTS)
-    assert sink.close() == 20
+        tracker.wake()
+    assert close_all([tracker], DONE) == 20
     free.set()
 
 
 def test_event_files_hold_what_was_measured_and_two_attempts_have_one_each(tmp_path):
     for _ in range(2):
-        sink = EventFile(tmp_path / "run" / "pretrain")
-        sink.write(POINTS)
-        assert sink.close() == 0
+        client = TensorboardClient(tmp_path / "run" / "pretrain")
+        assert client.open(execution(), 0) == {}
+        client.send(POINTS)
+        client.end(DONE)
     assert len(list((tmp_path / "run" / "pretrain").iterdir())) == 2
     first, second, *_ = scalars(tmp_path / "run" / "pretrain")
     assert first == ("loss", 1, 2.5, 1.0)
@@ -103,26 +125,24 @@ def test_event_files_hold_what_was_measured_and_two_attempts_have_one_each(tmp_p
     assert second[2] != second[2]
 
 
-class Full:
-    """A sink whose disk is full."""
+class Full(TensorboardClient):
+    """A folder whose disk is full."""
 
-    def write(self, points):
+    def __init__(self, folder):
+        super().__init__(folder)
+        self._event = self.refuse
+
+    def refuse(self, **_):
         raise OSError(28, "No space left on device")
 
-    def close(self):
-        raise AssertionError("it was given up")
 
-
-def test_a_sink_that_fails_is_given_up_counted_and_the_others_go_on(tmp_path, caplog):
-    emit = EventWriter(tmp_path / "sums-e1-1.jsonl", "e1")
-    board = EventFile(tmp_path / "board")
-    forward = Forwarder(tmp_path / "sums-e1-1", [Full(), board])
-    for step in range(3):
-        emit("metric", name="loss", step=step, value=1.0)
-        emit("sample", index=step)
-        forward.forward()
-    emit.close()
-    assert forward.close(DONE) == 3
+def test_a_tracker_that_fails_is_named_once_and_counted_and_the_others_go_on(tmp_path, caplog):
+    events = measured(tmp_path, range(3))
+    clients = {"full": Full(tmp_path / "full"), "board": TensorboardClient(tmp_path / "board")}
+    trackers = [Tracker(client, execution(), events, tmp_path / name) for name, client in clients.items()]
+    for tracker in trackers:
+        tracker.wake()
+    assert close_all(trackers, DONE) == 3
     assert len(scalars(tmp_path / "board")) == 3
     assert caplog.text.count("No space left on device") == 1
 
@@ -130,7 +150,7 @@ def test_a_sink_that_fails_is_given_up_counted_and_the_others_go_on(tmp_path, ca
 def test_nothing_is_wanted_unless_asked_and_no_key_depends_on_it(tmp_path):
     config = load(TOY)
     assert config.telemetry == TelemetryConfig()
-    assert Forwarder(tmp_path / "x", []).close(DONE) == 0
+    assert trackers_of(config.telemetry, tmp_path, execution(), tmp_path / "staging") == []
     other = config.model_copy(update={"telemetry": TelemetryConfig(otlp="http://127.0.0.1:4318")})
     assert [e.key for e in build_dag(config, toy_dag)] == [e.key for e in build_dag(other, toy_dag)]
 
@@ -143,15 +163,15 @@ def test_an_address_that_is_none_or_holds_a_key_is_refused(sink, address):
 
 
 def test_an_extra_that_is_missing_and_a_folder_that_cannot_be_are_named(tmp_path, monkeypatch):
-    def open_sinks(**config):
-        forwarder_of(TelemetryConfig(**config), tmp_path, 1, execution(), tmp_path / "staging")
+    def open_trackers(**config):
+        trackers_of(TelemetryConfig(**config), tmp_path, execution(), tmp_path / "staging")
 
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigError, match=r"telemetry\.tensorboard: .*file"):
-        open_sinks(tensorboard=str(tmp_path / "file"))
+        open_trackers(tensorboard=str(tmp_path / "file"))
     monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
     with pytest.raises(ConfigError, match=r"nautile\[tensorboard\]"):
-        open_sinks(tensorboard=str(tmp_path))
+        open_trackers(tensorboard=str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"nautile\[wandb\]"):
-        open_sinks(wandb=str(tmp_path))
+        open_trackers(wandb=str(tmp_path))
