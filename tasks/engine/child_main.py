@@ -32,6 +32,7 @@ from nautile.common.processes import ExitCode, collector_paused, die_with_parent
 from nautile.data.endpoints.reply_source import HostClaims
 from nautile.store.events import EventWriter
 from nautile.store.layout import ChildFiles, Layout, StagingFiles
+from nautile.tasks.engine.child_process import STOP
 from nautile.tasks.engine.errors import NotWritable
 from nautile.tasks.engine.fanout import Markers, emit_with_source, process_item, write_item_list
 from nautile.tasks.engine.job import Job
@@ -114,7 +115,6 @@ def _device_memory() -> int | None:
     return statistics.get("bytes_in_use")
 
 
-STOP = b"stop\n"  # on standard input of a host's process: save and exit
 JOIN_S = 300  # how long the hosts wait for each other at the start
 
 
@@ -201,12 +201,6 @@ def load_stage(module: str, attribute: str) -> Stage:
     if not isinstance(stage, Stage):
         raise ConfigError(f"{module}.{attribute} is not a stage: @stage must decorate a module-level function")
     return stage
-
-
-def host_environment(launch: dict[str, Any], host: int) -> dict[str, str]:
-    """The environment variables that give a process its rank. Without a coordinator, JAX asks the TPU slice."""
-    settings = {"NAUTILE_PROCESSES": str(launch["processes"]), "NAUTILE_PROCESS": str(host)}
-    return settings | ({"NAUTILE_COORDINATOR": launch["coordinator"]} if launch["coordinator"] else {})
 
 
 def process_rank() -> int | None:

@@ -20,11 +20,13 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import nautile
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.processes import HUGE_PAGES, ExitCode, give_session_way, loopback_direct, module_command
 from nautile.store.layout import ChildFiles
+from nautile.store.manifest import code_commit, host
 from nautile.tasks.engine.errors import NotWritable, StageCancelled, StageCrash
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ TERMINATE_GRACE_S = 5.0
 TICK_S = 0.3
 LEAST_FREE = 2**16  # bytes; with fewer a disk counts as full
 LINGER_S = 30.0  # time that a process may take to exit after its work is complete
+STOP = b"stop\n"  # on standard input of a host's process: save and exit
 _POLL_S = 0.05
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 _PARENT_OF_PACKAGE = str(Path(nautile.__file__).resolve().parents[1])
@@ -143,6 +146,22 @@ def child_environment(store: str) -> dict[str, str]:
     environment |= loopback_direct(environment)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [_PARENT_OF_PACKAGE, environment.get("PYTHONPATH")]))
     return environment
+
+
+def host_environment(launch: dict[str, Any], host: int) -> dict[str, str]:
+    """The environment variables that give a process its rank. Without a coordinator, JAX asks the TPU slice."""
+    settings = {"NAUTILE_PROCESSES": str(launch["processes"]), "NAUTILE_PROCESS": str(host)}
+    return settings | ({"NAUTILE_COORDINATOR": launch["coordinator"]} if launch["coordinator"] else {})
+
+
+def check_same_commit(request: dict[str, Any]) -> None:
+    """Raise `ConfigError` on a host with another commit, because output must not depend on the host."""
+    # On the run's own host the code may be edited while it runs, so it is not checked there.
+    if request["host"] != host() and request["commit"] != code_commit():
+        raise ConfigError(
+            f"host {host()} has commit {code_commit() or 'unknown'} of this code, but the run's host {request['host']} "
+            f"has {request['commit'] or 'unknown'}: install the same commit on every host of the cluster"
+        )
 
 
 def _reap(child: subprocess.Popen[bytes]) -> Exit | None:

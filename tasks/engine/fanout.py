@@ -52,10 +52,10 @@ from nautile.store.layout import (
     ChildFiles,
     StagingFiles,
 )
-from nautile.store.manifest import code_commit, host
 from nautile.tasks.engine.child_process import (
     TICK_S,
     append_log,
+    check_same_commit,
     pause,
     raise_for_exit,
     run_child,
@@ -298,16 +298,6 @@ def _check_lease(item: WorkItem) -> None:
         )
     if active != {"attempt": item.attempt}:
         raise StageCancelled(f"{item}: its attempt is over")
-
-
-def check_same_commit(request: dict[str, Any]) -> None:
-    """Raise `ConfigError` on a host with another commit, because output must not depend on the host."""
-    # On the run's own host the code may be edited while it runs, so it is not checked there.
-    if request["host"] != host() and request["commit"] != code_commit():
-        raise ConfigError(
-            f"host {host()} has commit {code_commit() or 'unknown'} of this code, but the run's host {request['host']} "
-            f"has {request['commit'] or 'unknown'}: install the same commit on every host of the cluster"
-        )
 
 
 LOST_WORKERS = 4  # per item on a Ray cluster, before it counts as failed

@@ -31,9 +31,8 @@ from nautile.common.files import read_json, write_json
 from nautile.common.processes import ExitCode, die_with_parent, free_port, module_command
 from nautile.configs.operation import LaunchConfig
 from nautile.store.layout import StagingFiles
-from nautile.tasks.engine.child_main import STOP, host_environment
-from nautile.tasks.engine.ray_cluster import connected
-from nautile.tasks.engine.ray_hosts import print_line, start_actors
+from nautile.tasks.engine.child_process import STOP, host_environment
+from nautile.tasks.engine.ray_cluster import connected, print_line, start_actors
 from nautile.tasks.engine.remote_child import open_remote, send_request, take_results, watch_progress
 
 logger = logging.getLogger("nautile.tasks.engine.multihost")

@@ -17,7 +17,7 @@ from nautile.configs.operation import LaunchConfig
 from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.errors import StageCrash
 from nautile.tasks.engine.multihost import HostProcess, check_commit, host_command, wait_for_hosts
-from nautile.tasks.engine.ray_hosts import RayHost
+from nautile.tasks.engine.ray_cluster import RayHost
 from nautile.tasks.engine.stage import RunContext
 from tests.support.stages.stage_parent import wait_for
 from tests.support.stages.stage_psum import psum

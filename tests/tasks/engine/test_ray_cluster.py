@@ -20,8 +20,7 @@ from nautile.store.manifest import code_commit, host
 from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.child_process import cancelling
 from nautile.tasks.engine.prefect_task import as_prefect_task
-from nautile.tasks.engine.ray_cluster import check_hosts, connected
-from nautile.tasks.engine.ray_hosts import reserve
+from nautile.tasks.engine.ray_cluster import check_hosts, connected, reserve
 from nautile.tasks.engine.stage import RunContext
 from tests.support.servers.ray_cluster import ROOT, cluster, surroundings
 from tests.support.stages.stage_parent import is_alive, wait_for
