@@ -15,8 +15,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -45,25 +45,18 @@ USAGE_EVERY_S = 5.0  # interval of the measurements at first
 MOST_POINTS = 500  # then the interval is 1/500 of the elapsed time, so that days of work add few rows
 
 
-@contextmanager
-def usage_reported(request: dict[str, Any], source: str | None = None) -> Iterator[None]:
+def usage_reported(request: dict[str, Any], source: str | None = None) -> AbstractContextManager[object]:
     """Emit the usage of this process and its children to the request's events until the block ends.
 
-    The step of a measurement is the number of seconds since the execution began, so a resumed stage continues its
-    curves. `source`: name of the worker, if the stage has several. Work that ends before the first measurement leaves
-    no file.
+    Memory, cores, device memory and free disk go to a separate event file, because they are not progress of the stage
+    and no live display shows them. The step of a measurement is the number of seconds since the execution began, so a
+    resumed stage continues its curves. `source`: name of the worker, if the stage has several. Work that ends before
+    the first measurement leaves no file.
     """
-    with thread_beside("usage", _report, request, source):
-        yield
+    return thread_beside("usage", _report_usage, request, source)
 
 
-def _report(request: dict[str, Any], source: str | None, stop: threading.Event) -> None:
-    # On a full disk the stage's own writes fail with a message; a lost measurement needs none.
-    with suppress(OSError), ExitStack() as at_end:
-        _measure_until(stop, request, source, at_end)
-
-
-def _measure_until(stop: threading.Event, request: dict[str, Any], source: str | None, at_end: ExitStack) -> None:
+def _report_usage(request: dict[str, Any], source: str | None, stop: threading.Event) -> None:
     events, store = Path(request["events"]), Path(request["store"])
     suffix = "usage" if source is None else f"{source.replace(' ', '-')}-usage"
     path = events.with_name(f"{events.stem}-{suffix}{events.suffix}")
@@ -72,22 +65,26 @@ def _measure_until(stop: threading.Event, request: dict[str, Any], source: str |
     start = last = time.monotonic()
     # Rates are differences from here on: what the process used to start up is in none of them.
     last_cpu_s = _tree_usage()[1]
-    while not stop.wait(max(USAGE_EVERY_S, (last - start) / MOST_POINTS)):
-        now = time.monotonic()
-        resident, cpu_s = _tree_usage()
-        figures = {
-            "system/memory_bytes": resident,
-            "system/cpu_cores": max(0.0, cpu_s - last_cpu_s) / (now - last),
-            "system/device_bytes": _device_memory(),
-            "system/store_free_bytes": psutil.disk_usage(str(store)).free,
-        }
-        last, last_cpu_s = now, cpu_s
-        if emit is None:
-            emit = EventWriter(path, request["execution"], stage=request["stage"])
-            at_end.callback(emit.close)
-        step = max(0, int(time.time() - execution_start))
-        rows = [{"name": name, "step": step, "value": value} for name, value in figures.items() if value is not None]
-        emit.many("metric", [row if source is None else {**row, "source": source} for row in rows])
+    # On a full disk the stage's own writes fail with a message; a lost measurement needs none.
+    with suppress(OSError), ExitStack() as at_end:
+        while not stop.wait(max(USAGE_EVERY_S, (last - start) / MOST_POINTS)):
+            now = time.monotonic()
+            resident, cpu_s = _tree_usage()
+            figures = {
+                "system/memory_bytes": resident,
+                "system/cpu_cores": max(0.0, cpu_s - last_cpu_s) / (now - last),
+                "system/device_bytes": _device_memory(),
+                "system/store_free_bytes": psutil.disk_usage(str(store)).free,
+            }
+            last, last_cpu_s = now, cpu_s
+            if emit is None:
+                emit = EventWriter(path, request["execution"], stage=request["stage"])
+                at_end.callback(emit.close)
+            step = max(0, int(time.time() - execution_start))
+            rows = [
+                {"name": name, "step": step, "value": value} for name, value in figures.items() if value is not None
+            ]
+            emit.many("metric", [row if source is None else {**row, "source": source} for row in rows])
 
 
 def _tree_usage() -> tuple[int, float]:

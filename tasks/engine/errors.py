@@ -160,7 +160,7 @@ DASHBOARD_URL = "NAUTILE_DASHBOARD_URL"  # the environment variable; no links wi
 
 def run_page(run: str) -> str:
     """Address of the dashboard's overview of a run; empty without a dashboard."""
-    return _dashboard("", run=run)
+    return _dashboard(run=run)
 
 
 def artifact_page(run: str, artifact: str) -> str:
@@ -168,6 +168,6 @@ def artifact_page(run: str, artifact: str) -> str:
     return _dashboard("lineage", run=run, artifact=artifact)
 
 
-def _dashboard(page: str, **query: str) -> str:
+def _dashboard(page: str = "", **query: str) -> str:
     base = os.environ.get(DASHBOARD_URL, "").rstrip("/")
     return f"{base}/{page}?{urlencode(query)}" if base else ""

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.files import read_json, write_json
@@ -32,7 +32,7 @@ from nautile.common.processes import ExitCode, die_with_parent, free_port, modul
 from nautile.configs.operation import LaunchConfig
 from nautile.store.layout import StagingFiles
 from nautile.tasks.engine.child_process import STOP, host_environment
-from nautile.tasks.engine.ray_cluster import connected, print_line, start_actors
+from nautile.tasks.engine.ray_cluster import RayHost, connected, print_line, start_actors
 from nautile.tasks.engine.remote_child import open_remote, send_request, take_results, watch_progress
 
 logger = logging.getLogger("nautile.tasks.engine.multihost")
@@ -41,18 +41,6 @@ POLL_S = 0.1
 GRACE_S = 60.0  # for the other hosts to save, once a host has ended by `Retryable` (a preemption)
 # How a remote shell reports a process that a signal ended, and (255) a lost connection.
 _LOST = (128 + signal.SIGKILL, 128 + signal.SIGTERM, 255)
-
-
-class Host(Protocol):
-    """The process of host number `host`."""
-
-    host: int
-    problem: str  # why the host counts as lost; empty if it does not
-
-    def poll(self) -> int | None: ...
-    def answered_since(self, moment: float) -> bool: ...
-    def stop(self) -> None: ...
-    def end(self) -> None: ...
 
 
 @dataclass
@@ -91,6 +79,9 @@ class HostProcess:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+Host = HostProcess | RayHost
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -107,14 +107,23 @@ def take_results(store: MirroredStore, request: dict[str, Any], code: int) -> No
 
 def watch_progress(store: MirroredStore, request: dict[str, Any], ended: threading.Event) -> None:
     """Fetch `live.json` and the events of the first host periodically, until `ended` is set."""
+
+    def fetch() -> None:
+        live = store.remote.read_json(f"{host_files(request['key'])}/live.json", LARGEST_MANIFEST)
+        if live is not None:
+            write_json(StagingFiles(Path(request["staging"])).live, live, durable=False)
+        store.pull_events()
+
+    _repeat(fetch, ended)
+
+
+def _repeat(transfer: Callable[[], None], ended: threading.Event) -> None:
+    """Transfer progress periodically, until `ended` is set."""
     while not ended.wait(LIVE_EVERY_S):
         try:
-            live = store.remote.read_json(f"{host_files(request['key'])}/live.json", LARGEST_MANIFEST)
-            if live is not None:
-                write_json(StagingFiles(Path(request["staging"])).live, live, durable=False)
-            store.pull_events()
+            transfer()
         except (OSError, ConfigError, Retryable) as error:
-            logger.info("progress could not be fetched; trying again: %s", error)
+            logger.info("progress is not transferred; trying again: %s", error)
 
 
 def _work_on_own_disk(url: str, key: str) -> int:
@@ -214,14 +223,14 @@ def _send_error(store: MirroredStore, key: str) -> None:
 
 def _send_progress(store: MirroredStore, key: str, ended: threading.Event) -> None:
     """Send `live.json` and the events periodically, until `ended` is set."""
-    while not ended.wait(LIVE_EVERY_S):
-        try:
-            live = store.staging_files(key).live
-            if live.is_file():
-                store.remote.write(f"{host_files(key)}/live.json", live.read_bytes())
-            store.push_events()
-        except (OSError, ConfigError, Retryable) as error:
-            logger.info("progress could not be sent; trying again: %s", error)
+
+    def send() -> None:
+        live = store.staging_files(key).live
+        if live.is_file():
+            store.remote.write(f"{host_files(key)}/live.json", live.read_bytes())
+        store.push_events()
+
+    _repeat(send, ended)
 
 
 def open_remote(location: str) -> MirroredStore:
