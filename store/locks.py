@@ -55,7 +55,6 @@ class KeyLock:
             wait(0.2)
 
     def release(self) -> None:
-        """Release the lock if this object holds it."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -104,7 +103,6 @@ class KeyLock:
         return not acquired or not has_locks(self.path.parent)
 
     def _is_current_file(self, descriptor: int) -> bool:
-        """Whether the open file is still the one at `path`."""
         try:
             return os.path.samestat(os.fstat(descriptor), self.path.stat())
         except FileNotFoundError:

@@ -307,7 +307,6 @@ def now() -> str:
 
 @cache
 def host() -> str:
-    """The name of this machine."""
     return socket.gethostname().encode("utf-8", "replace").decode()
 
 

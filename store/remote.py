@@ -205,7 +205,6 @@ class Remote:
         self.map(remove, names)
 
     def delete_folder(self, folder: str) -> None:
-        """Delete all objects under `folder`."""
         self.delete(f"{folder}/{name}" for name in self.names(folder))
 
     def server_time(self) -> float | None:

@@ -171,7 +171,6 @@ class CatalogTable:
         return fields
 
     def create(self) -> str:
-        """The CREATE TABLE statement."""
         columns = ", ".join(f"{name} {kind}" for name, kind in self.columns.items())
         return f"CREATE TABLE {self.place}.{self.name} ({columns}, PRIMARY KEY ({', '.join(self.key)}))"
 
@@ -193,7 +192,6 @@ class CatalogTable:
         )
 
     def _sql_precedence(self, row: str) -> str:
-        """`precedence` as an SQL expression."""
         ended = f"{row}.state IS DISTINCT FROM '{self.open_state}'" if self.open_state else "FALSE"
         return f"({ended}, {row}.time)"
 
@@ -288,7 +286,6 @@ TABLE_OF_EVENT = {"run": ATTEMPTS, "metric": METRICS, "call": CALLS, "sample": S
 
 
 def artifact_row(artifact: Artifact) -> dict[str, Any]:
-    """The row of an artifact in the table `artifacts`."""
     manifest = artifact.manifest
     return {
         **{name: manifest[name] for name in ("stage", "label", "version", "run", "digest", "commit", "host")},
@@ -306,7 +303,6 @@ def artifact_row(artifact: Artifact) -> dict[str, Any]:
 
 
 def input_rows(artifact: Artifact) -> list[dict[str, Any]]:
-    """The rows of an artifact's inputs in the table `inputs`."""
     executions = artifact.manifest["input_executions"]
     return [
         {

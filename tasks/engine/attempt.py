@@ -293,7 +293,6 @@ class _Attempt:
         return runner.peak_bytes
 
     def _runs_in_several_processes(self) -> bool:
-        """Whether the configuration asks for several processes of this stage."""
         return self.context.launch.processes > 1 and self.stage.name in self.context.launch.stages
 
     def _hosts_have_own_disks(self) -> bool:
@@ -367,7 +366,6 @@ class _Attempt:
         return trackers_of(self.context.telemetry, self.store.events, execution, staging.path)
 
     def _end_telemetry(self, staging: Staging, count: int) -> None:
-        """Emit how many measurements were not delivered."""
         if not count:
             return
         logger.warning("%s: %d measurements were not delivered; the store has them", self.log.label, count)

@@ -40,7 +40,6 @@ _uploading = threading.Lock()
 
 
 def write_attempt_row(store: Store, row: dict[str, Any]) -> None:
-    """Write the current row of an attempt."""
     write_row(store, "run", row)
 
 
@@ -92,7 +91,6 @@ class AttemptLog:
         self._update = replace(self._update, undelivered=count)
 
     def reused(self, execution: str, outputs: dict[str, str]) -> None:
-        """Record that existing artifacts were reused."""
         moment = now()
         self._write(execution=execution, state="reused", reused=True, started=moment, outputs=outputs, ended=moment)
         self.ingest()

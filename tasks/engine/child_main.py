@@ -349,7 +349,6 @@ def _exit_on_sigterm(number: int, frame: FrameType | None) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Exit this process."""
     if code and process_rank() is not None:
         # In a regular exit JAX would wait for the other hosts to end.
         logging.shutdown()

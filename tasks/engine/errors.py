@@ -43,7 +43,6 @@ class StageCrash(RuntimeError):
         return self.signal_number == signal.SIGKILL
 
     def prefixed(self, prefix: str) -> "StageCrash":
-        """A copy of the crash with `prefix` before its reason."""
         return StageCrash(prefix + self.reason, log=self.log, log_tail=self.log_tail, signal_number=self.signal_number)
 
 
@@ -70,7 +69,6 @@ class RetryPolicy:
 
     @property
     def failures(self) -> int:
-        """The number of consecutive failures."""
         return self._crashes + self._outages
 
     def progress(self, counter: str, count: float) -> None:

@@ -105,7 +105,6 @@ class Markers:
 
     @property
     def skippable(self) -> float:
-        """The share of the items that may be skipped."""
         listing = read_json(self.folder / ITEM_LIST)
         if listing is None:
             raise RuntimeError(f"{self.folder / ITEM_LIST} is missing or damaged")
@@ -125,11 +124,9 @@ class Markers:
         return self.marker(item).exists()
 
     def marker(self, item: str) -> Path:
-        """Marks an item as done."""
         return self.folder / DONE_ITEMS / item
 
     def item_folder(self, item: str) -> Path:
-        """Where a running item's log, progress and error lie."""
         return self.folder / RUNNING_ITEMS / item
 
     def write_finished(self, skipped: dict[str, str]) -> None:
@@ -166,7 +163,6 @@ def write_item_list(fan_out: FanOut, job: Job) -> None:
 
 
 def process_item(fan_out: FanOut, job: Job, item: str) -> None:
-    """Call `fan_out.work` and mark the item as done."""
     fan_out.work(job, item)
     marker = Markers.of(job.staging, fan_out.name).marker(item)
     marker.parent.mkdir(exist_ok=True)
@@ -175,7 +171,6 @@ def process_item(fan_out: FanOut, job: Job, item: str) -> None:
 
 
 def item_logs(staging: Path) -> list[Path]:
-    """The logs of the running items of all fan-outs in a staging folder."""
     return sorted(staging.glob(f"{FAN_OUTS}/*/{RUNNING_ITEMS}/*/{LOG}"))
 
 
@@ -231,8 +226,6 @@ def run_item(item: WorkItem) -> ItemResult:
 
 
 def with_retries(item: WorkItem, run: Callable[[], ItemResult], check_lease: Callable[[], object]) -> ItemResult:
-    """Call `run` until it returns a result, or fails for good."""
-
     def announce(error: Exception, attempt: int, pause_s: float) -> None:
         logger.warning("%s failed, and is retried in %.0f s: %s", item, pause_s, error)
 

@@ -64,7 +64,6 @@ class Job:
 
     @property
     def endpoints(self) -> dict[str, EndpointConfig]:
-        """The endpoints of the section, by name."""
         return {name: EndpointConfig.model_validate(fields) for name, fields in self.section["endpoints"].items()}
 
     @property

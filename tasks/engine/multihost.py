@@ -52,12 +52,10 @@ class HostProcess:
     problem: str = ""
 
     def copy_output(self) -> None:
-        """Print its lines with the host's number, until it ends."""
         for line in self.process.stdout or ():
             print_line(self.host, line)
 
     def poll(self) -> int | None:
-        """Its exit code once it has ended, as in `subprocess`."""
         return self.process.poll()
 
     def answered_since(self, moment: float) -> bool:
@@ -65,7 +63,6 @@ class HostProcess:
         return True
 
     def stop(self) -> None:
-        """Ask it to save and exit."""
         with suppress(OSError, ValueError):
             assert self.process.stdin
             self.process.stdin.write(STOP)

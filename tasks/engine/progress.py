@@ -80,7 +80,6 @@ class RateMeter:
             reports.popleft()
 
     def rate(self) -> float | None:
-        """Per second; None before the count has risen."""
         if len(self._reports) < 2:
             return None
         (then, before), (now, after) = self._reports[0], self._reports[-1]
@@ -163,7 +162,6 @@ class LoggedProgress:
             self._progress(fields["done"], fields.get("total"), fields.get("unit") or "", fields.get("note") or "")
 
     def many(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write several events."""
         self._emit.many(kind, rows)
         self._has_new_metrics |= kind == "metric"
 

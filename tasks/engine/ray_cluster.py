@@ -77,7 +77,6 @@ def connected(launch: LaunchConfig) -> Iterator[None]:
 
 
 def address_of(launch: LaunchConfig) -> str:
-    """The address at which the cluster is expected."""
     return launch.ray_address or os.environ.get("RAY_ADDRESS") or "auto"
 
 
@@ -195,7 +194,6 @@ class HostActor:
         self._changed = threading.Condition()
 
     def node(self) -> Node:
-        """The node on which the actor runs."""
         import ray
 
         address = ray.util.get_node_ip_address()
@@ -251,7 +249,6 @@ class HostActor:
         return lines, code
 
     def end(self) -> None:
-        """Kill the child and its descendants."""
         if self._process:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -280,7 +277,6 @@ class RayHost:
         threading.Thread(target=self._follow, daemon=True).start()
 
     def poll(self) -> int | None:
-        """The exit code of its process, once it has ended."""
         return self._code
 
     def answered_since(self, moment: float) -> bool:
@@ -288,11 +284,9 @@ class RayHost:
         return self._code is not None or self._answered_at > moment
 
     def stop(self) -> None:
-        """Ask its process to save and exit."""
         self._stop = True
 
     def end(self) -> None:
-        """End its process at once."""
         import ray
 
         with suppress(ray.exceptions.RayError):

@@ -123,7 +123,6 @@ class TrackedExecution:
         return dict(_flat(self.section)) | {f"input.{name}": artifact for name, artifact in self.inputs.items()}
 
     def tags(self) -> dict[str, str]:
-        """The fields that identify the execution."""
         names = ("run", "stage", "label", "execution", "config", "key", "commit", "host")
         return {f"nautile.{name}": str(getattr(self, name)) for name in names if getattr(self, name)}
 
@@ -171,11 +170,9 @@ class Tracker:
         self._thread.start()
 
     def wake(self) -> None:
-        """Send what was written since the last time."""
         self._woken.set()
 
     def end(self, outcome: Outcome) -> None:
-        """Start to send the remaining points and the outcome; `close` waits for it."""
         self._outcome = outcome
         self._woken.set()
 
@@ -291,7 +288,6 @@ class MlflowClient:
         self._run = ""
 
     def open(self, about: TrackedExecution, sent: int) -> Mapping[str, int]:
-        """Find the execution's run, or create it. Returns the last step of each metric that the server has."""
         experiment = self._experiment()
         query = {"experiment_ids": [experiment], "filter": f"tags.`nautile.execution` = '{about.execution}'"}
         if runs := self._call("POST", "runs/search", {**query, "max_results": 1}).get("runs"):
@@ -315,13 +311,11 @@ class MlflowClient:
         self._call("POST", "runs/log-batch", {"run_id": self._run, "metrics": metrics})
 
     def end(self, outcome: Outcome) -> None:
-        """Set the run's status, and the ids of the published artifacts as tags."""
         self._log("tags", {f"nautile.output.{kind}": artifact for kind, artifact in outcome.outputs.items()})
         status = {"status": _STATUS[outcome.state], "end_time": time.time_ns() // 10**6}
         self._call("POST", "runs/update", {"run_id": self._run, **status})
 
     def _experiment(self) -> str:
-        """The id of the experiment, which is created if it does not exist."""
         for is_last in (False, True):
             try:
                 name = {"experiment_name": self._project}
@@ -373,7 +367,6 @@ class WandbClient:
         self.where, self._folder, self._project = str(folder), folder, project
 
     def open(self, about: TrackedExecution, sent: int) -> Mapping[str, int]:
-        """Begin the attempt's file."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
@@ -409,7 +402,6 @@ class WandbClient:
             self._row += 1
 
     def end(self, outcome: Outcome) -> None:
-        """Record the outcome in the summary, and close the file."""
         self._run.summary.update({"state": outcome.state, **{f"output/{k}": v for k, v in outcome.outputs.items()}})
         self._run.finish(exit_code=0 if outcome.state == "done" else 1)
 
