@@ -301,20 +301,15 @@ def _artifacts(store: Store, rules: RetentionConfig) -> Iterator[Garbage]:
 def needed_versions(store: Store, artifacts: list[Artifact], rules: RetentionConfig) -> set[VersionId]:
     """The versions among `artifacts` that the rules or runs need, with everything that they were made from.
 
-    Raises `ConfigError` for a pin that matches no artifact or several.
+    All live ones if no rule retires any. Raises `ConfigError` for a pin that matches no artifact or several.
     """
-    return _with_inputs(artifacts, _versions_to_keep(store, artifacts, rules))
-
-
-def _versions_to_keep(store: Store, artifacts: list[Artifact], rules: RetentionConfig) -> set[VersionId]:
-    """The versions that the rules or runs keep, without their inputs; all live ones if no rule retires any."""
     pinned = {store.get(name).version_id for name in rules.pins}
     live = [artifact for artifact in artifacts if not artifact.superseded]
     # By content: the record of unfinished work names its inputs by digest.
     digests = _inputs_in_use(store)
     in_use = {artifact.version_id for artifact in artifacts if artifact.manifest["digest"] in digests}
     if not rules.retires:
-        return {artifact.version_id for artifact in live} | pinned | in_use
+        return _with_inputs(artifacts, {artifact.version_id for artifact in live} | pinned | in_use)
     planned_keys, planned_inputs = _planned(store)
     # An execution is kept as a whole if any rule keeps one of its artifacts.
     oldest = None if rules.days is None else time.time() - DAY_S * rules.days
@@ -332,7 +327,7 @@ def _versions_to_keep(store: Store, artifacts: list[Artifact], rules: RetentionC
         or store.lock(artifact.key).held_elsewhere()
     }
     kept_live = {artifact.version_id for artifact in live if (artifact.key, artifact.execution) in kept_executions}
-    return kept_live | pinned | in_use
+    return _with_inputs(artifacts, kept_live | pinned | in_use)
 
 
 def _inputs_in_use(store: Store) -> set[str]:

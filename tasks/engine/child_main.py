@@ -156,7 +156,7 @@ def work(request: dict[str, Any], fan_out_part: list[str], remote: RemoteAccess 
     staging = Path(request["staging"])
     # An item has a folder for its log, progress and error; the stage's function uses the staging folder.
     if fan_out_part and fan_out_part[1]:
-        folder = Markers.of(staging, fan_out_part[0]).item_folder(fan_out_part[1])
+        folder = Markers(staging, fan_out_part[0]).item_folder(fan_out_part[1])
     else:
         folder = staging
     try:
@@ -263,7 +263,7 @@ def _run_fan_out_part(request: dict[str, Any], name: str, item: str, slot: str) 
     """Process `item` of the fan-out `name`, or list its items if `item` is empty."""
     stage, staging, events = _stage_of(request), Path(request["staging"]), Path(request["events"])
     fan_out = next(fan_out for fan_out in stage.fan_outs if fan_out.name == name)
-    live = ChildFiles(Markers.of(staging, name).item_folder(item) if item else staging).live
+    live = ChildFiles(Markers(staging, name).item_folder(item) if item else staging).live
     # One event file per worker slot, not per item: thousands of files would slow the catalog down.
     path = events.with_name(f"{events.stem}-{slot}{events.suffix}")
     emit = EventWriter(path, request["execution"], stage=stage.name, live=live)

@@ -33,7 +33,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.events import Emit
@@ -87,15 +87,11 @@ class FanOut:
     reads: Callable[[str], tuple[str, ...]] = lambda _: (SCRATCH,)  # item -> its files and folders in staging
 
 
-@dataclass(frozen=True)
 class Markers:
     """The marker files of one fan-out in a staging folder."""
 
-    folder: Path
-
-    @classmethod
-    def of(cls, staging: Path, fan_out: str) -> Self:
-        return cls(StagingFiles(staging).fan_out(fan_out))
+    def __init__(self, staging: Path, fan_out: str) -> None:
+        self.folder = StagingFiles(staging).fan_out(fan_out)
 
     @property
     def items(self) -> list[str] | None:
@@ -105,10 +101,8 @@ class Markers:
 
     @property
     def skippable(self) -> float:
-        listing = read_json(self.folder / ITEM_LIST)
-        if listing is None:
-            raise RuntimeError(f"{self.folder / ITEM_LIST} is missing or damaged")
-        return listing["skippable"]
+        """The share of the items that may be skipped."""
+        return read_json(self.folder / ITEM_LIST)["skippable"]
 
     @property
     def skipped(self) -> dict[str, str] | None:
@@ -119,9 +113,6 @@ class Markers:
     def done(self) -> set[str]:
         folder = self.folder / DONE_ITEMS
         return {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.is_dir() else set()
-
-    def is_done(self, item: str) -> bool:
-        return self.marker(item).exists()
 
     def marker(self, item: str) -> Path:
         return self.folder / DONE_ITEMS / item
@@ -136,12 +127,12 @@ class Markers:
 def finished_items(job: Job, fan_out: str) -> list[str]:
     """The items of a finished fan-out that were not skipped, in the order of its list."""
     skipped = skipped_items(job, fan_out)
-    return [item for item in Markers.of(job.staging, fan_out).items or () if item not in skipped]
+    return [item for item in Markers(job.staging, fan_out).items or () if item not in skipped]
 
 
 def skipped_items(job: Job, fan_out: str) -> dict[str, str]:
     """The skipped items of a finished fan-out: item -> message."""
-    skipped = Markers.of(job.staging, fan_out).skipped
+    skipped = Markers(job.staging, fan_out).skipped
     if skipped is None:
         raise RuntimeError(f"stage {job.stage}: fan-out {fan_out!r} is not finished (or does not exist)")
     return skipped
@@ -157,14 +148,14 @@ def write_item_list(fan_out: FanOut, job: Job) -> None:
     skippable = float(fan_out.skippable(job))
     if not 0.0 <= skippable <= 1.0:
         raise RuntimeError(f"fan-out {fan_out.name}: the share that may be skipped is {skippable}, not within 0..1")
-    folder = Markers.of(job.staging, fan_out.name).folder
+    folder = Markers(job.staging, fan_out.name).folder
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / ITEM_LIST, {"items": items, "skippable": skippable})
 
 
 def process_item(fan_out: FanOut, job: Job, item: str) -> None:
     fan_out.work(job, item)
-    marker = Markers.of(job.staging, fan_out.name).marker(item)
+    marker = Markers(job.staging, fan_out.name).marker(item)
     marker.parent.mkdir(exist_ok=True)
     # Only now: all that the item writes is complete, and each file of it was renamed into place.
     write_json(marker, {})
@@ -243,8 +234,8 @@ def with_retries(item: WorkItem, run: Callable[[], ItemResult], check_lease: Cal
 def run_once(item: WorkItem, check_lease: Callable[[], object]) -> ItemResult:
     """Run the item once. `check_lease` raises `StageCancelled` once the item's attempt is over."""
     check_lease()
-    markers = Markers.of(item.staging, item.fan_out)
-    if markers.is_done(item.item):
+    markers = Markers(item.staging, item.fan_out)
+    if markers.marker(item.item).exists():
         return ItemResult()  # an earlier try had finished, but its result was lost
 
     files = ChildFiles(markers.item_folder(item.item))
@@ -258,7 +249,7 @@ def run_once(item: WorkItem, check_lease: Callable[[], object]) -> ItemResult:
         log=files.log,
         store=request["store"],
         tick=check_lease,
-        finished=lambda: markers.is_done(item.item),
+        finished=lambda: markers.marker(item.item).exists(),
     )
     try:
         raise_for_exit(exit_status, files)
@@ -404,81 +395,74 @@ class FanOutRunner:
 
         Raises `ConfigError` if too many items are skipped; otherwise the first failure, once the other items are done.
         """
-        if all(Markers.of(self.staging, fan_out.name).skipped is not None for fan_out in self.fan_outs):
+        unfinished = [fan_out for fan_out in self.fan_outs if Markers(self.staging, fan_out.name).skipped is None]
+        if not unfinished:
             return
         # The lease is the inner context: closing the executor waits for running items, which end without the lease.
         with self.executors(self.launch) as executor, lease(self.staging, self.attempt):
-            for fan_out in self.fan_outs:
-                self._run(fan_out, executor)
-
-    def _run(self, fan_out: FanOut, executor: Executor) -> None:
-        markers = Markers.of(self.staging, fan_out.name)
-        if markers.skipped is not None:
-            return
-        if markers.items is None:
-            self._list_items(fan_out)
-        item_pass = _Pass(fan_out, markers, self, executor)
-        try:
-            item_pass.run()
-        except BaseException:
-            # On a full disk the counts cannot be written either, which must not hide why the pass ended.
-            with suppress(OSError):
-                self._emit_counts(fan_out, item_pass)
-            raise
-        finally:
-            self.peak_bytes = max(self.peak_bytes, item_pass.peak_bytes)
-        self._emit_counts(fan_out, item_pass)
-        # Only after a pass in which no item failed: with this file the fan-out is finished for good.
-        markers.write_finished(item_pass.skipped)
-        shutil.rmtree(markers.folder / RUNNING_ITEMS, ignore_errors=True)
-
-    def _list_items(self, fan_out: FanOut) -> None:
-        files = ChildFiles(self.staging)
-        files.clear()
-        note = {"note": f"{fan_out.name}: listing {fan_out.noun}"}
-        exit_status = run_child(
-            "nautile.tasks.engine.child_main",
-            *(str(self.request_path), fan_out.name, "", "0", str(os.getpid())),
-            log=files.log,
-            store=self.request["store"],
-            tick=lambda: self.on_progress(note | read_live(files.live)),
-        )
-        self.peak_bytes = max(self.peak_bytes, exit_status.peak_bytes)
-        raise_for_exit(exit_status, files)
-
-    def _emit_counts(self, fan_out: FanOut, item_pass: "_Pass") -> None:
-        """Emit the numbers of items and of skipped items, and each skipped item with its reason."""
-        events = Path(self.request["events"])
-        path = events.with_name(f"{events.stem}-{fan_out.name}{events.suffix}")
-        emit = EventWriter(path, self.request["execution"], stage=self.request["stage"])
-        emit("metric", name=f"{fan_out.name}_items", step=0, value=len(item_pass.items))
-        emit("metric", name=f"{fan_out.name}_skipped", step=0, value=len(item_pass.skipped))
-        for item, message in item_pass.skipped.items():
-            index = item_pass.items.index(item)
-            emit("sample", set=f"{fan_out.name}: skipped", index=index, item=item, text=message)
-        emit.close()
+            for fan_out in unfinished:
+                _Pass(fan_out, self, executor).run()
 
 
 @dataclass
 class _Pass:
-    """One pass over the unfinished items of a fan-out."""
+    """The unfinished items of one fan-out."""
 
     fan_out: FanOut
-    markers: Markers
     runner: FanOutRunner
     executor: Executor
     skipped: dict[str, str] = field(default_factory=dict)
     failed: list[tuple[str, Exception]] = field(default_factory=list)
     running: dict[str, tuple[WorkItem, Future[Any]]] = field(default_factory=dict)  # by the name of the item
     ended: "queue.SimpleQueue[str]" = field(default_factory=queue.SimpleQueue)
-    peak_bytes: int = 0
     shown_at: float = -math.inf
 
     def __post_init__(self) -> None:
-        self.items = self.markers.items or []
-        self.done = self.markers.done()
+        self.markers = Markers(self.runner.staging, self.fan_out.name)
 
     def run(self) -> None:
+        if self.markers.items is None:
+            self._list_items()
+        self.items, self.done = self.markers.items or [], self.markers.done()
+        try:
+            self._run_items()
+        except BaseException:
+            # On a full disk the counts cannot be written either, which must not hide why the pass ended.
+            with suppress(OSError):
+                self._emit_counts()
+            raise
+        self._emit_counts()
+        # Only after a pass in which no item failed: with this file the fan-out is finished for good.
+        self.markers.write_finished(self.skipped)
+        shutil.rmtree(self.markers.folder / RUNNING_ITEMS, ignore_errors=True)
+
+    def _list_items(self) -> None:
+        runner, files = self.runner, ChildFiles(self.runner.staging)
+        files.clear()
+        note = {"note": f"{self.fan_out.name}: listing {self.fan_out.noun}"}
+        exit_status = run_child(
+            "nautile.tasks.engine.child_main",
+            *(str(runner.request_path), self.fan_out.name, "", "0", str(os.getpid())),
+            log=files.log,
+            store=runner.request["store"],
+            tick=lambda: runner.on_progress(note | read_live(files.live)),
+        )
+        runner.peak_bytes = max(runner.peak_bytes, exit_status.peak_bytes)
+        raise_for_exit(exit_status, files)
+
+    def _emit_counts(self) -> None:
+        """Emit the numbers of items and of skipped items, and each skipped item with its reason."""
+        request, name = self.runner.request, self.fan_out.name
+        events = Path(request["events"])
+        path = events.with_name(f"{events.stem}-{name}{events.suffix}")
+        emit = EventWriter(path, request["execution"], stage=request["stage"])
+        emit("metric", name=f"{name}_items", step=0, value=len(self.items))
+        emit("metric", name=f"{name}_skipped", step=0, value=len(self.skipped))
+        for item, message in self.skipped.items():
+            emit("sample", set=f"{name}: skipped", index=self.items.index(item), item=item, text=message)
+        emit.close()
+
+    def _run_items(self) -> None:
         # Reversed, so that `pop` takes the items in the order of the list.
         pending = [item for item in reversed(self.items) if item not in self.done]
         while True:
@@ -522,7 +506,7 @@ class _Pass:
             logger.warning("%s %s failed: %s", self.fan_out.name, item, error)
             self.failed.append((item, error))
             return
-        self.peak_bytes = max(self.peak_bytes, result.peak_bytes)
+        self.runner.peak_bytes = max(self.runner.peak_bytes, result.peak_bytes)
         # Append the item's log to the stage's and remove its folder.
         folder = self.markers.item_folder(item)
         stage_log = ChildFiles(self.runner.staging).log

@@ -395,7 +395,7 @@ class _Items:
         """Fetch the files that an item has written, its marker last: with the marker the item counts as done."""
         result = self.executor.result(item, future)
         files = dict(result.files)
-        own = Markers.of(self.staging, item.fan_out).marker(item.item).relative_to(self.staging).as_posix()
+        own = Markers(self.staging, item.fan_out).marker(item.item).relative_to(self.staging).as_posix()
         marker = {name: files.pop(name) for name in list(files) if name == own}
         # The marker last: a crash or a power cut in between leaves an item that is not done, and runs again.
         for group in (files, marker):

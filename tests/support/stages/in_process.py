@@ -11,12 +11,12 @@ from nautile.tasks.engine.stage import Stage
 def run_in_process(stage: Stage, job: Job, order: Callable[[list[str]], list[str]] = list) -> None:
     """`order` arranges the items of each fan-out. Raises the first `ConfigError` if too many items are skipped."""
     for fan_out in stage.fan_outs:
-        markers = Markers.of(job.staging, fan_out.name)
+        markers = Markers(job.staging, fan_out.name)
         if markers.items is None:
             write_item_list(fan_out, job)
         skipped: dict[str, str] = {}
         items = markers.items or []
-        for item in order([item for item in items if not markers.is_done(item)]):
+        for item in order([item for item in items if not markers.marker(item).exists()]):
             try:
                 process_item(fan_out, job, item)
             except ConfigError as error:

@@ -284,14 +284,14 @@ def test_an_invalid_item_list_is_refused(tmp_path, names, share, message):
     fan_out = FanOut("cut", lambda job: names, lambda job, item: None, skippable=lambda job: share)
     with pytest.raises(RuntimeError, match=message):
         write_item_list(fan_out, job(tmp_path))
-    assert Markers.of(tmp_path, "cut").items is None
+    assert Markers(tmp_path, "cut").items is None
 
 
 def test_results_of_a_fan_out_are_readable_only_when_it_is_finished(tmp_path):
     write_item_list(FanOut("cut", lambda job: ["a", "b"], lambda job, item: None), job(tmp_path))
     with pytest.raises(RuntimeError, match="fan-out 'cut' is not finished"):
         finished_items(job(tmp_path), "cut")
-    markers = Markers.of(tmp_path, "cut")
+    markers = Markers(tmp_path, "cut")
     markers.write_finished({"b": "bad"})
     # Staging folders of every version have these names and fields, so that an interrupted run resumes after an update.
     assert read_json(tmp_path / "fan_outs" / "cut" / "list.json") == {"items": ["a", "b"], "skippable": 0.0}
