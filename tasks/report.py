@@ -5,7 +5,7 @@ durations come from the catalog, for the executions that published these artifac
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -234,9 +234,13 @@ def _stage_sections(data: Facts) -> Iterator[ReportSection]:
     for heading in dict.fromkeys(found.heading for found in described):
         under = {found.name: found for found in described if found.heading == heading}
         stages = [row for row in data["stages"] if row["stage"] in under]
-        blocks: list[ReportBlock] = [*_readings(stages), *_without_update(stages), *_judge(stages)]
-        blocks += [*_calibrations(stages), *_charts(data["curves"], under), *_curricula(stages), *_counts(stages)]
-        yield ReportSection(heading, (*blocks, *_distillation(stages)))
+        before = _each(stages, _readings, _without_update, _judge, _calibrations)
+        after = _each(stages, _curricula, _counts, _distillation)
+        yield ReportSection(heading, (*before, *_charts(data["curves"], under), *after))
+
+
+def _each(stages: Sequence[Facts], *parts: Callable[[Facts], Iterable[ReportBlock]]) -> Iterator[ReportBlock]:
+    return (block for part in parts for row in stages for block in part(row))
 
 
 def _run(stages: Sequence[Facts]) -> Iterator[ReportBlock]:
@@ -315,33 +319,28 @@ def _charts(
                 yield LineChart(f"{label}: {curve.title}", series, curve.unit)
 
 
-def _without_update(stages: Sequence[Facts]) -> Iterator[Paragraph]:
-    """A sentence about each stage that made no update."""
-    for row in stages:
-        if reason := row["facts"].get("checkpoint", {}).get("no_update"):
-            yield Paragraph(f"{row['label']} made no update, so its model is the one that it began with: {reason}.")
+def _without_update(row: Facts) -> Iterator[Paragraph]:
+    if reason := row["facts"].get("checkpoint", {}).get("no_update"):
+        yield Paragraph(f"{row['label']} made no update, so its model is the one that it began with: {reason}.")
 
 
-def _judge(stages: Sequence[Facts]) -> Iterator[Paragraph]:
+def _judge(row: Facts) -> Iterator[Paragraph]:
     """What is said of a judge: that it is a stand-in, with its measured AUC, and whether it sees the right answers."""
-    for row in stages:
-        facts = row["facts"].get("checkpoint", {})
-        judge, auc = facts.get("judge"), facts.get("calibration", {}).get("auc", {}).get("overall")
-        if judge and judge.get("stand_in"):
-            measured = (
-                f"; on answers of known quality its AUC was {auc:.2f}, where 0.5 is chance" if auc is not None else ""
-            )
-            kind, quality = "a small stand-in", "Its rewards exercise the pipeline and are a weak signal."
-            if judge.get("kind") in JUDGES:
-                kind = "a program that checks arithmetic, the answer and its form, as a stand-in for an LLM judge"
-                quality = (
-                    "It does not see the right answers: it checks the steps, and that the answer follows from them."
-                )
-                if judge.get("reference"):
-                    quality = "It is shown the right answers, and gives no mark that it cannot verify."
-            yield Paragraph(f"{row['label']}: the judge is {judge['model']}, {kind}{measured}. {quality}")
-        elif judge and judge.get("reference"):
-            yield Paragraph(f"{row['label']}: the judge {judge['model']} is shown the right answer where one is known.")
+    facts = row["facts"].get("checkpoint", {})
+    judge, auc = facts.get("judge"), facts.get("calibration", {}).get("auc", {}).get("overall")
+    if judge and judge.get("stand_in"):
+        measured = (
+            f"; on answers of known quality its AUC was {auc:.2f}, where 0.5 is chance" if auc is not None else ""
+        )
+        kind, quality = "a small stand-in", "Its rewards exercise the pipeline and are a weak signal."
+        if judge.get("kind") in JUDGES:
+            kind = "a program that checks arithmetic, the answer and its form, as a stand-in for an LLM judge"
+            quality = "It does not see the right answers: it checks the steps, and that the answer follows from them."
+            if judge.get("reference"):
+                quality = "It is shown the right answers, and gives no mark that it cannot verify."
+        yield Paragraph(f"{row['label']}: the judge is {judge['model']}, {kind}{measured}. {quality}")
+    elif judge and judge.get("reference"):
+        yield Paragraph(f"{row['label']}: the judge {judge['model']} is shown the right answer where one is known.")
 
 
 _CALIBRATED = (
@@ -357,42 +356,41 @@ _CALIBRATED = (
 )
 
 
-def _calibrations(stages: Sequence[Facts]) -> Iterator[ResultTable]:
-    """A table per calibration: the judge's marks on answers of known quality, beside those of compared endpoints."""
-    for row in stages:
-        calibration = row["facts"].get("calibration")
-        if not calibration:
-            continue
-        # A column for the judge and for each compared endpoint; first the AUC of each mark, then the other figures.
-        measured = [calibration, *calibration.get("compared", ())]
-        rows = [
-            (
-                f"chance to mark right above wrong: {mark}",
-                *(_value(other.get("auc", {}).get(mark)) for other in measured),
-                "0.5 is chance",
-            )
-            for mark in calibration.get("auc", {})
-        ]
-        rows += [
-            (title, *(_value(other.get(name)) for other in measured), note)
-            for title, name, note in _CALIBRATED
-            if name in calibration
-        ]
-        judge = calibration.get("judge", {})
-        title = f"{row['label']}: calibration of the judge {judge.get('model', '')}, rubric {judge.get('rubric', '')}"
-        columns = tuple(
-            f"{judge.get('model', '')}, a stand-in" if judge.get("stand_in") else judge.get("model", "")
-            for judge in (other.get("judge", {}) for other in measured)
+def _calibrations(row: Facts) -> Iterator[ResultTable]:
+    """The judge's marks on answers of known quality, beside those of compared endpoints."""
+    calibration = row["facts"].get("calibration")
+    if not calibration:
+        return
+    # A column for the judge and for each compared endpoint; first the AUC of each mark, then the other figures.
+    measured = [calibration, *calibration.get("compared", ())]
+    rows = [
+        (
+            f"chance to mark right above wrong: {mark}",
+            *(_value(other.get("auc", {}).get(mark)) for other in measured),
+            "0.5 is chance",
         )
-        compared = "Only the first is the judge; the others marked a part of the same answers, for comparison."
-        yield ResultTable(
-            title,
-            ("What", *(columns if len(columns) > 1 else ("Value",)), "Meaning"),
-            tuple(rows),
-            (compared,) if len(columns) > 1 else (),
-        )
-        if calibration.get("hostile"):
-            yield _hostile(row["label"], calibration["hostile"])
+        for mark in calibration.get("auc", {})
+    ]
+    rows += [
+        (title, *(_value(other.get(name)) for other in measured), note)
+        for title, name, note in _CALIBRATED
+        if name in calibration
+    ]
+    judge = calibration.get("judge", {})
+    title = f"{row['label']}: calibration of the judge {judge.get('model', '')}, rubric {judge.get('rubric', '')}"
+    columns = tuple(
+        f"{judge.get('model', '')}, a stand-in" if judge.get("stand_in") else judge.get("model", "")
+        for judge in (other.get("judge", {}) for other in measured)
+    )
+    compared = "Only the first is the judge; the others marked a part of the same answers, for comparison."
+    yield ResultTable(
+        title,
+        ("What", *(columns if len(columns) > 1 else ("Value",)), "Meaning"),
+        tuple(rows),
+        (compared,) if len(columns) > 1 else (),
+    )
+    if calibration.get("hostile"):
+        yield _hostile(row["label"], calibration["hostile"])
 
 
 def _hostile(label: str, hostile: Facts) -> ResultTable:
@@ -423,29 +421,26 @@ def _hostile(label: str, hostile: Facts) -> ResultTable:
     return ResultTable(f"{label}: injections against the judge", columns, tuple(rows), tuple(notes))
 
 
-def _curricula(stages: Sequence[Facts]) -> Iterator[LineChart]:
-    """Charts of the curriculum (paper §4.4): weight of a trace and share of the total weight, by solve rate."""
-    for row in stages:
-        rounds = row["facts"].get("checkpoint", {}).get("rounds", [])
-        curriculum = rounds[-1].get("curriculum", []) if rounds else []
-        total = sum(level["total"] for level in curriculum)
-        if not total:
-            continue
-        solved = [level for level in curriculum if level["traces"]]
-        series = {
-            "weight of a trace": [(level["solve_rate"], level["weight"]) for level in solved],
-            "share of all weight": [(level["solve_rate"], level["total"] / total) for level in solved],
-        }
-        yield LineChart(f"{row['label']}: weight by solve rate", series, "weight", x_label="solve rate of the problem")
+def _curricula(row: Facts) -> Iterator[LineChart]:
+    """The curriculum (paper §4.4): weight of a trace and share of the total weight, by solve rate."""
+    rounds = row["facts"].get("checkpoint", {}).get("rounds", [])
+    curriculum = rounds[-1].get("curriculum", []) if rounds else []
+    total = sum(level["total"] for level in curriculum)
+    if not total:
+        return
+    solved = [level for level in curriculum if level["traces"]]
+    series = {
+        "weight of a trace": [(level["solve_rate"], level["weight"]) for level in solved],
+        "share of all weight": [(level["solve_rate"], level["total"] / total) for level in solved],
+    }
+    yield LineChart(f"{row['label']}: weight by solve rate", series, "weight", x_label="solve rate of the problem")
 
 
-def _readings(stages: Sequence[Facts]) -> Iterator[ResultTable]:
-    """A table per pretraining: what it read of each source."""
-    for row in stages:
-        if readings := row["facts"].get("checkpoint", {}).get(READING):
-            sources = {name: SourceReading(**values) for name, values in readings.items()}
-            rows = tuple(tuple(cells) for cells in reading_rows(sources))
-            yield ResultTable(f"{row['label']}: its sources", COLUMNS, rows, (_READING,))
+def _readings(row: Facts) -> Iterator[ResultTable]:
+    if readings := row["facts"].get("checkpoint", {}).get(READING):
+        sources = {name: SourceReading(**values) for name, values in readings.items()}
+        rows = tuple(tuple(cells) for cells in reading_rows(sources))
+        yield ResultTable(f"{row['label']}: its sources", COLUMNS, rows, (_READING,))
 
 
 _READING = (
@@ -455,12 +450,11 @@ _READING = (
 )
 
 
-def _counts(stages: Sequence[Facts]) -> Iterator[ResultTable]:
-    """A table per stage: the numbers in the manifest of its checkpoint, else of all that a plug-in's stage made."""
-    for row in stages:
-        facts = row["facts"] if row["stage"] not in SHIPPED else row["facts"].get("checkpoint", {})
-        if counts := tuple(_numbers(facts)):
-            yield ResultTable(f"{row['label']}: counts", ("What", "Value"), counts)
+def _counts(row: Facts) -> Iterator[ResultTable]:
+    """The numbers in the manifest of its checkpoint, else of all that a plug-in's stage made."""
+    facts = row["facts"] if row["stage"] not in SHIPPED else row["facts"].get("checkpoint", {})
+    if counts := tuple(_numbers(facts)):
+        yield ResultTable(f"{row['label']}: counts", ("What", "Value"), counts)
 
 
 def _numbers(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
@@ -477,21 +471,20 @@ def _numbers(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
             yield path, _number(value)
 
 
-def _distillation(stages: Sequence[Facts]) -> Iterator[ReportBlock]:
-    for row in stages:
-        facts = row["facts"].get("documents")
-        if facts is None:
-            continue
-        counts = tuple(_numbers({name: value for name, value in facts.items() if not isinstance(value, dict)}))
-        if counts:
-            yield ResultTable(f"{row['label']}: counts", ("What", "Value"), counts)
-        if teachers := facts.get("teachers"):
-            names = ("model", "up_to", "asked", "kept", "tokens_in", "tokens_out")
-            rows = tuple((name, *(_value(teacher.get(key)) for key in names)) for name, teacher in teachers.items())
-            yield ResultTable(f"{row['label']}: teachers", ("Teacher", *map(_words, names)), rows)
-        if rejected := facts.get("rejected"):
-            rows = tuple((_words(reason), _number(count)) for reason, count in sorted(rejected.items()))
-            yield ResultTable(f"{row['label']}: rejected, by reason", ("Reason", "Replies"), rows)
+def _distillation(row: Facts) -> Iterator[ReportBlock]:
+    facts = row["facts"].get("documents")
+    if facts is None:
+        return
+    counts = tuple(_numbers({name: value for name, value in facts.items() if not isinstance(value, dict)}))
+    if counts:
+        yield ResultTable(f"{row['label']}: counts", ("What", "Value"), counts)
+    if teachers := facts.get("teachers"):
+        names = ("model", "up_to", "asked", "kept", "tokens_in", "tokens_out")
+        rows = tuple((name, *(_value(teacher.get(key)) for key in names)) for name, teacher in teachers.items())
+        yield ResultTable(f"{row['label']}: teachers", ("Teacher", *map(_words, names)), rows)
+    if rejected := facts.get("rejected"):
+        rows = tuple((_words(reason), _number(count)) for reason, count in sorted(rejected.items()))
+        yield ResultTable(f"{row['label']}: rejected, by reason", ("Reason", "Replies"), rows)
 
 
 def _kept_out(screening: Facts) -> Iterator[ReportBlock]:
