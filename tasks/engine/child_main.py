@@ -15,9 +15,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -27,9 +26,8 @@ import psutil
 from nautile.common.environment import environment
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.events import Emit, silent
-from nautile.common.files import RemoteFiles, is_full_or_read_only, not_writable, write_json
+from nautile.common.files import is_full_or_read_only, not_writable, write_json
 from nautile.common.processes import ExitCode, collector_paused, die_with_parent, give_way, thread_beside
-from nautile.data.endpoints.reply_source import HostClaims
 from nautile.store.events import EventWriter
 from nautile.store.layout import ChildFiles, Layout, StagingFiles
 from nautile.tasks.engine.child_process import STOP
@@ -138,18 +136,11 @@ def begin(parent: int) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-@dataclass(frozen=True)
-class RemoteAccess:
-    """What the function of a stage needs of the store's remote (`Job`); empty without one."""
-
-    files: RemoteFiles | None = None
-    claims: Callable[[str], HostClaims] | None = None
-
-
-def work(request: dict[str, Any], fan_out_part: list[str], remote: RemoteAccess = RemoteAccess()) -> ExitCode:
+def work(request: dict[str, Any], fan_out_part: list[str], remote: Mapping[str, Any] = {}) -> ExitCode:
     """Do the work of a request; return the exit code, and write `error.json` for a failure.
 
-    `fan_out_part`: fan-out, item, slot and parent's PID as in `main`, or empty for the stage's function.
+    `fan_out_part`: fan-out, item, slot and parent's PID as in `main`, or empty for the stage's function. `remote`: the
+    fields of `Job` that need the store's remote, if it has one.
     """
     # Relative to the niceness that this process was started with.
     give_way(os.nice(0) + request["niceness"])
@@ -238,7 +229,7 @@ def keep_compiled(compiled: Path, rank: int = 0) -> None:
         compile_cache.keep_on_every_process()
 
 
-def _run_stage_function(request: dict[str, Any], rank: int | None, remote: RemoteAccess) -> None:
+def _run_stage_function(request: dict[str, Any], rank: int | None, remote: Mapping[str, Any]) -> None:
     stage, staging = _stage_of(request), Path(request["staging"])
     if rank is not None:
         _join_hosts(rank, request["launch"]["silent_s"])
@@ -281,26 +272,19 @@ def _join_hosts(rank: int, silent_s: float) -> None:
     """Join `jax.distributed`. JAX ends all processes when one has sent no heartbeat for `silent_s` seconds."""
     import jax
 
-    heartbeat_s = max(1, round(silent_s))
     coordinator = os.environ.get("NAUTILE_COORDINATOR")
-    if not coordinator:
-        # JAX detects the hosts of a TPU slice.
-        jax.distributed.initialize(heartbeat_timeout_seconds=heartbeat_s, initialization_timeout=JOIN_S)
-        return
-    count = int(os.environ["NAUTILE_PROCESSES"])
-    # Without a bind address the coordination service listens on every interface.
-    bind = coordinator if coordinator.startswith("127.") else None
+    # Without one JAX detects the hosts of a TPU slice.
+    hosts = (coordinator, int(os.environ["NAUTILE_PROCESSES"]), rank) if coordinator else ()
     jax.distributed.initialize(
-        coordinator,
-        count,
-        rank,
-        coordinator_bind_address=bind,
-        heartbeat_timeout_seconds=heartbeat_s,
+        *hosts,
+        # Without a bind address the coordination service listens on every interface.
+        coordinator_bind_address=coordinator if coordinator and coordinator.startswith("127.") else None,
+        heartbeat_timeout_seconds=max(1, round(silent_s)),
         initialization_timeout=JOIN_S,
     )
 
 
-def _job(request: dict[str, Any], stage: Stage, emit: Emit, rank: int, remote: RemoteAccess = RemoteAccess()) -> Job:
+def _job(request: dict[str, Any], stage: Stage, emit: Emit, rank: int, remote: Mapping[str, Any] = {}) -> Job:
     return Job(
         stage=stage.name,
         key=request["key"],
@@ -310,11 +294,10 @@ def _job(request: dict[str, Any], stage: Stage, emit: Emit, rank: int, remote: R
         staging=Path(request["staging"]),
         emit=emit,
         replies=Layout(request["store"]).replies,
-        claims=remote.claims,
-        remote_files=remote.files,
         shared_disk="url" not in request,
         ask_again=request["ask_again"],
         process=rank,
+        **remote,
     )
 
 

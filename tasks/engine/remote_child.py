@@ -47,7 +47,7 @@ from nautile.store.manifest import LARGEST_MANIFEST, is_safe_name
 from nautile.store.mirror import MirroredStore, open_store
 from nautile.store.request_claims import RequestClaims
 from nautile.store.staging_mirror import StagingMirror, host_files
-from nautile.tasks.engine.child_main import RemoteAccess, begin, failed, leave, load_stage, process_rank, work
+from nautile.tasks.engine.child_main import begin, failed, leave, load_stage, process_rank, work
 from nautile.tasks.engine.errors import StageCancelled
 from nautile.tasks.engine.fanout import (
     Executor,
@@ -240,10 +240,10 @@ def open_remote(location: str) -> MirroredStore:
     return store
 
 
-def _access(store: MirroredStore, request: dict[str, Any]) -> RemoteAccess:
+def _access(store: MirroredStore, request: dict[str, Any]) -> dict[str, Any]:
     """The cache of this machine, of the size that the request names, and its claims on requests to endpoints."""
     files = FileCache(store, int(request["launch"]["cache_gigabytes"] * BYTES_PER_GIGABYTE))
-    return RemoteAccess(files, partial(RequestClaims, store))
+    return {"remote_files": files, "claims": partial(RequestClaims, store)}
 
 
 CHECK_EVERY_S = 5.0
