@@ -28,7 +28,7 @@ from nautile.store.events import read_live
 from nautile.store.manifest import RUN, host
 from nautile.store.staging_mirror import upload_note
 from nautile.store.views import run_seconds
-from nautile.tasks.engine.staging import read_retry_note
+from nautile.tasks.engine.attempt_log import read_retry_note
 
 Query = Callable[..., list[CatalogRow]]  # (SQL, parameters...) -> rows
 FINISHED = ("done", "reused")

@@ -23,7 +23,7 @@ from nautile.store.manifest import ADDED, MANIFEST
 from nautile.store.mirror import MirroredStore
 from nautile.store.staging_mirror import upload_note
 from nautile.store.views import LAST_ATTEMPTS, RELATIONS
-from nautile.tasks.engine.staging import read_retry_note
+from nautile.tasks.engine.attempt_log import read_retry_note
 
 READ_AGAIN = 5  # how often an artifact is verified that runs keep replacing
 

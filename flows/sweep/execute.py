@@ -25,7 +25,7 @@ from nautile.flows.operate.services import join_server
 from nautile.flows.run import terminable
 from nautile.flows.sweep.arms import MOST_ARMS, Sweep, SweepRun
 from nautile.store.artifacts import Store
-from nautile.tasks.engine.staging import failure_in_sweep
+from nautile.tasks.engine.attempt_log import failure_in_sweep
 
 _REUSED = re.compile(r"^\S+: reused\b")
 PrintLine = Callable[[str], None]

@@ -30,13 +30,12 @@ from nautile.store.events import EventWriter, read_live
 from nautile.store.locks import KeyLock
 from nautile.store.manifest import code_commit, host
 from nautile.store.mirror import MirroredStore, open_store
-from nautile.tasks.engine.attempt_log import AttemptLog
+from nautile.tasks.engine.attempt_log import AttemptLog, PublishedAs, Staging, failure_in_sweep, open_staging
 from nautile.tasks.engine.child_process import crash_of, pause, raise_for_exit, run_child
 from nautile.tasks.engine.errors import StageCrash
 from nautile.tasks.engine.fanout import ExecutorFactory, FanOutRunner, local_executor, ray_executor
 from nautile.tasks.engine.remote_child import run_item_on_own_disk, through_remote
 from nautile.tasks.engine.stage import RunContext, Stage
-from nautile.tasks.engine.staging import PublishedAs, Staging, failure_in_sweep, open_staging
 from nautile.tasks.engine.telemetry import Outcome, TrackedExecution, Tracker, close_all, trackers_of
 
 logger = logging.getLogger(__name__)

@@ -34,11 +34,11 @@ from nautile.common.text import first_line, markdown_table, visible
 from nautile.store.layout import Layout
 from nautile.store.locks import KeyLock
 from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.attempt_log import note_giving_up, write_retry_note
 from nautile.tasks.engine.child_process import pause
 from nautile.tasks.engine.errors import BACKOFF, RetryPolicy, StageCancelled, artifact_page, reason, run_page, slug
 from nautile.tasks.engine.progress import RateMeter, StageUpdate, describe_progress, notify, subscribe
 from nautile.tasks.engine.stage import RunContext, Stage
-from nautile.tasks.engine.staging import note_giving_up, write_retry_note
 
 logger = logging.getLogger(__name__)
 

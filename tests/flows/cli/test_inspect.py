@@ -18,7 +18,7 @@ from nautile.model.nautile import shapes
 from nautile.model.weights.files import load_weights, save_weights
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
-from nautile.tasks.engine.staging import write_retry_note
+from nautile.tasks.engine.attempt_log import write_retry_note
 from tests.model.conftest import tiny_config
 from tests.support.samples.stage_store import filled, flip_byte, published
 from tests.support.stages.toy_dag import toy_dag

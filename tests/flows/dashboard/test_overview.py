@@ -18,8 +18,7 @@ from nautile.flows.run_state import StepState
 from nautile.store.catalog import Catalog
 from nautile.store.events import EventWriter
 from nautile.store.manifest import host, now
-from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
-from nautile.tasks.engine.staging import LATE_S, write_retry_note
+from nautile.tasks.engine.attempt_log import LATE_S, write_attempt_row, write_retry_note, write_row
 from tests.support.pages.parts import literals, tables
 from tests.support.samples.stage_store import key_of, published
 

@@ -18,7 +18,7 @@ from nautile.store.artifacts import Artifact
 from nautile.store.lease import Lease
 from nautile.store.mirror import MirroredStore, _manifest_name, payload_prefix
 from nautile.store.remote import Remote
-from nautile.tasks.engine import staging
+from nautile.tasks.engine import attempt_log
 
 Patch = pytest.MonkeyPatch
 FAULTS: dict[str, Callable[[Patch], None]] = {}
@@ -93,4 +93,4 @@ def a_refused_deletion_counts_as_done(patch: Patch) -> None:
 
 @fault
 def work_taken_over_keeps_its_id(patch: Patch) -> None:
-    patch.setattr(staging, "execution_after_takeover", lambda execution, fence: execution)
+    patch.setattr(attempt_log, "execution_after_takeover", lambda execution, fence: execution)

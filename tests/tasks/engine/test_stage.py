@@ -14,10 +14,10 @@ from nautile.configs.operation import StageOperation
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
 from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.attempt_log import note_failure, note_giving_up
 from nautile.tasks.engine.errors import StageCrash
 from nautile.tasks.engine.progress import subscribe
 from nautile.tasks.engine.stage import RunContext, stage
-from nautile.tasks.engine.staging import note_failure, note_giving_up
 from tests.support.samples.stage_store import damage, flip_byte
 from tests.support.stages.stage_sums import local_stage, nothing, section, sums
 

@@ -3,7 +3,7 @@
 import pytest
 
 from nautile.common.files import read_json, write_json
-from nautile.tasks.engine.staging import open_staging
+from nautile.tasks.engine.attempt_log import open_staging
 from tests.support.samples.stage_store import key_of
 
 EXECUTION = "0123456789abcdef" * 2
