@@ -282,7 +282,7 @@ class MirroredStore(Store):
         """Download the files of `artifact`, each verified by its digest before it is renamed into place.
 
         Intact local files are kept, so this also repairs a damaged copy. `without`: files whose names start with it are
-        not downloaded (`store.file_cache` reads them). Raises `ConfigError` if files at the remote are damaged, with
+        not downloaded (`FileCache` reads them). Raises `ConfigError` if files at the remote are damaged, with
         their names, or if the disk is too small.
         """
         folder = artifact.folder

@@ -16,11 +16,11 @@ from nautile.data.tokenizer import tokenizer_for
 from nautile.data.tokens.loader import Loader
 from nautile.data.tokens.packing import ConcatPacker
 from nautile.data.tokens.shards import ShardIndex, write_index, write_shard
-from nautile.store import file_cache
-from nautile.store.file_cache import LOCK, FileCache
 from nautile.store.locks import flock_until
 from nautile.store.manifest import ABSENT
+from nautile.tasks.engine import remote_child
 from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.remote_child import CACHE_LOCK, FileCache
 from nautile.tasks.engine.stage import RunContext
 from tests.support.processes.training import TOKENIZER
 from tests.support.samples.stage_store import key_of, published
@@ -46,8 +46,8 @@ def absent(pair, files, **fields):
 def held(store):
     """The files of the cache and their bytes, while none is added or removed by the loader's thread."""
     folder = store.root / "cache" / "files"
-    with flock_until(folder / LOCK, math.inf, shared=False):
-        return {path.name: path.stat().st_size for path in folder.iterdir() if path.name != LOCK}
+    with flock_until(folder / CACHE_LOCK, math.inf, shared=False):
+        return {path.name: path.stat().st_size for path in folder.iterdir() if path.name != CACHE_LOCK}
 
 
 def content(descriptor):
@@ -143,7 +143,7 @@ def test_a_download_that_could_not_begin_is_tried_again(pair, monkeypatch):
     with pytest.raises(OSError, match="no listing"):
         cache.open(artifact.folder / "shards/0")
     monkeypatch.undo()
-    monkeypatch.setattr(file_cache, "sleep", pytest.fail)
+    monkeypatch.setattr(remote_child, "sleep", pytest.fail)
     descriptor = cache.open(artifact.folder / "shards/0")
     assert content(descriptor) == "0" * 100
     os.close(descriptor)
@@ -157,7 +157,7 @@ def test_a_failed_download_is_removed_while_no_other_begins(pair, monkeypatch):
         raise OSError(errno.EIO, "no connection")
 
     def remove(path, missing_ok=False):
-        with flock_until(path.with_name(LOCK), -math.inf, shared=False) as acquired:
+        with flock_until(path.with_name(CACHE_LOCK), -math.inf, shared=False) as acquired:
             free.append(acquired)
         unlink(path, missing_ok)
 
