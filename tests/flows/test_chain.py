@@ -196,7 +196,7 @@ def staged(store: Path, stage: str) -> bool:
     """Whether the stage has begun to write: its scratch or output folder has a file."""
     for request in store.glob("staging/*/request.json"):
         try:
-            if json.loads(request.read_text(encoding="utf-8"))["module"] != f"nautile.tasks.{stage}":
+            if json.loads(request.read_text(encoding="utf-8"))["stage"] != stage:
                 continue
         except (OSError, ValueError):
             continue
