@@ -40,6 +40,13 @@ from nautile.tasks.reporting.render import (
     markdown,
 )
 
+VALIDATION_SHARE = 0.01
+ROWS_PER_SHARD = 4096
+CHARACTERS_PER_TOKEN = 4  # a usual average for English; only where nothing was measured
+LONGEST_QUERY = 1500  # assumed tokens of a prompt and its passage, without measured calls
+SAMPLES = 3  # in the manifest: accepted documents, and rejected ones for each reason
+TITLE = "Data card: distilled documents"
+
 
 @stage("index", version=1, outputs=("retrieval",))
 def index(job: Job) -> None:
@@ -53,13 +60,6 @@ def index(job: Job) -> None:
         job.emit("metric", name=name, step=0, value=facts[name])
     described = {name: value for name, value in facts.items() if name not in ("format", "kind", "sha256")}
     job.describe("retrieval", index_kind=facts["kind"], **described)
-
-
-VALIDATION_SHARE = 0.01
-ROWS_PER_SHARD = 4096
-CHARACTERS_PER_TOKEN = 4  # a usual average for English; only where nothing was measured
-LONGEST_QUERY = 1500  # assumed tokens of a prompt and its passage, without measured calls
-SAMPLES = 3  # in the manifest: accepted documents, and rejected ones for each reason
 
 
 def _calls(section: Mapping[str, Any], endpoints: Mapping[str, EndpointConfig]) -> Iterator[Calls]:
@@ -204,7 +204,6 @@ def _emit_metrics(job: Job, stats: DistillStats, counts: dict[str, Any], corpus:
 
 
 Facts = Mapping[str, Any]
-TITLE = "Data card: distilled documents"
 
 
 def write_card(folder: Path, facts: Facts, stats: DistillStats, config: DistillConfig) -> dict[str, Any]:

@@ -6,7 +6,7 @@ And the `held_out` stage before all training: the questions that training text i
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import chain
 from pathlib import Path
 from statistics import quantiles
@@ -48,13 +48,16 @@ from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Calls, budget_limit, stage
 from nautile.tasks.reporting.render import write_table
 
+ROWS, LIKELIHOOD_ROWS = "rows.jsonl", "likelihood.jsonl"
+SHOWN_BAD_ROWS = 20  # in the manifest; the log has all of them
 
-def _check_questions(part: HeldOutConfig) -> None:
+
+def _check(section: str, part: EvaluateConfig | HeldOutConfig) -> None:
     for choice in part.benchmarks:
-        check_benchmark(choice, "held_out.benchmarks")
+        check_benchmark(choice, f"{section}.benchmarks")
 
 
-@stage("held_out", version=1, outputs=("questions",), check=_check_questions)
+@stage("held_out", version=1, outputs=("questions",), check=partial(_check, "held_out"))
 def held_out(job: Job) -> None:
     """Publish the questions of every benchmark, and count those too short or too common to search for in texts."""
     part = job.part("held_out", HeldOutConfig)
@@ -104,15 +107,6 @@ def screened_for(checkpoint: Artifact) -> set[str]:
     return reduce(set.intersection, held_out_lists) if held_out_lists else set()
 
 
-ROWS, LIKELIHOOD_ROWS = "rows.jsonl", "likelihood.jsonl"
-SHOWN_BAD_ROWS = 20  # in the manifest; the log has all of them
-
-
-def _check(part: EvaluateConfig) -> None:
-    for choice in part.benchmarks:
-        check_benchmark(choice, "evaluate.benchmarks")
-
-
 def _calls(section: Mapping[str, Any], endpoints: Mapping[str, EndpointConfig]) -> Iterator[Calls]:
     """A request for each item, if the model is behind an endpoint."""
     if "model_under_test" not in section:
@@ -136,7 +130,7 @@ def _calls(section: Mapping[str, Any], endpoints: Mapping[str, EndpointConfig]) 
     samples="",
     limits=lambda section: [budget_limit(section["evaluate"])] if "model_under_test" in section else [],
     calls=_calls,
-    check=_check,
+    check=partial(_check, "evaluate"),
 )
 def evaluate(job: Job) -> None:
     """Ask the model each question that has no row yet, then score and publish."""

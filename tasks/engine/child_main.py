@@ -41,6 +41,7 @@ logger = logging.getLogger("nautile.tasks.engine.child_main")
 
 USAGE_EVERY_S = 5.0  # interval of the measurements at first
 MOST_POINTS = 500  # then the interval is 1/500 of the elapsed time, so that days of work add few rows
+JOIN_S = 300  # how long the hosts wait for each other at the start
 
 
 def usage_reported(request: dict[str, Any], source: str | None = None) -> AbstractContextManager[object]:
@@ -108,9 +109,6 @@ def _device_memory() -> int | None:
         return None
     statistics = sys.modules["jax"].local_devices()[0].memory_stats() or {}
     return statistics.get("bytes_in_use")
-
-
-JOIN_S = 300  # how long the hosts wait for each other at the start
 
 
 def main(arguments: list[str]) -> int:

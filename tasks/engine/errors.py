@@ -19,6 +19,8 @@ from nautile.common.text import fenced, visible
 CRASHES = 2  # retries after consecutive crashes
 BACKOFF = Backoff(first_s=2.0, longest_s=600.0)  # pauses between the attempts of a stage
 ITEM_BACKOFF = Backoff(attempts=5, first_s=2.0)  # of a work item; its stage waits out a longer outage
+RESUME_HEADING = "Finished work is kept. Continue with:"
+DASHBOARD_URL = "NAUTILE_DASHBOARD_URL"  # the environment variable; no links without it
 
 
 class StageCrash(RuntimeError):
@@ -101,9 +103,6 @@ class RetryPolicy:
         return self._first_at + self._backoff.give_up_s - time.monotonic()
 
 
-RESUME_HEADING = "Finished work is kept. Continue with:"
-
-
 def failure_page(
     label: str, attempt: int, error: Exception, *, log: Path, log_tail: str, resume: str, page: str, ids: dict[str, str]
 ) -> str:
@@ -151,9 +150,6 @@ def advice(error: BaseException | None) -> str:
 def slug(label: str) -> str:
     """A label as part of a file name or a Prefect key: `evaluate:align` becomes `evaluate-align`."""
     return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
-
-
-DASHBOARD_URL = "NAUTILE_DASHBOARD_URL"  # the environment variable; no links without it
 
 
 def run_page(run: str) -> str:

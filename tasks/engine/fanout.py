@@ -67,6 +67,10 @@ from nautile.tasks.engine.ray_cluster import connected
 logger = logging.getLogger(__name__)
 
 _ITEM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+LOST_WORKERS = 4  # per item on a Ray cluster, before it counts as failed
+_END_S = 30.0  # for the items of a cluster to end without their lease
+GIVE_UP = 3  # after so many items failed with all their retries, no more are submitted: the cause is not in the items
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -284,10 +288,6 @@ def _check_lease(item: WorkItem) -> None:
         raise StageCancelled(f"{item}: its attempt is over")
 
 
-LOST_WORKERS = 4  # per item on a Ray cluster, before it counts as failed
-_END_S = 30.0  # for the items of a cluster to end without their lease
-
-
 @dataclass(frozen=True)
 class Executor:
     """Runs work items, at most `capacity()` at a time. `result` is called once the item's future is done."""
@@ -361,10 +361,6 @@ def _outcome(run: Callable[[WorkItem], ItemResult], item: WorkItem) -> ItemResul
         return run(item)
     except BaseException as error:
         return error
-
-
-GIVE_UP = 3  # after so many items failed with all their retries, no more are submitted: the cause is not in the items
-_POLL_S = 0.1
 
 
 @dataclass

@@ -14,6 +14,8 @@ from nautile.store.events import EventWriter
 logger = logging.getLogger(__name__)
 
 State = Literal["waiting", "running", "publishing", "reused", "done", "retrying", "failed", "cancelled"]
+RATE_WINDOW_S = 30.0
+LOG_EVERY_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,6 @@ class StageUpdate:
     def share(self) -> float | None:
         """The completed share, 0..1; None while unknown."""
         return None if self.done is None or not self.total else min(1.0, max(0.0, self.done / self.total))
-
-
-RATE_WINDOW_S = 30.0
 
 
 class RateMeter:
@@ -133,9 +132,6 @@ def notify(update: StageUpdate) -> None:
             listener(update)
         except Exception:
             logger.warning("a progress listener failed on %s", update.label, exc_info=True)
-
-
-LOG_EVERY_S = 15.0
 
 
 class LoggedProgress:

@@ -68,6 +68,10 @@ logger = logging.getLogger("nautile.tasks.engine.remote_child")
 
 BYTES_PER_GIGABYTE = 10**9
 LIVE_EVERY_S = 10.0
+CHECK_EVERY_S = 5.0
+CACHE_POLL_S = 0.05
+CACHE_LOCK = "lock"  # held briefly while a file is opened, added or evicted
+_PARTIAL = re.compile(r"\.[0-9a-f]{64}\.([0-9]+)\.tmp")
 
 
 def main(arguments: list[str]) -> int:
@@ -247,9 +251,6 @@ def _access(store: MirroredStore, request: dict[str, Any]) -> dict[str, Any]:
     """The cache of this machine, of the size that the request names, and its claims on requests to endpoints."""
     files = FileCache(store, int(request["launch"]["cache_gigabytes"] * BYTES_PER_GIGABYTE))
     return {"remote_files": files, "claims": partial(RequestClaims, store)}
-
-
-CHECK_EVERY_S = 5.0
 
 
 # On the host of an item
@@ -442,11 +443,6 @@ def through_remote(
                 store.pull_events()
 
     return opened
-
-
-CACHE_POLL_S = 0.05
-CACHE_LOCK = "lock"  # held briefly while a file is opened, added or evicted
-_PARTIAL = re.compile(r"\.[0-9a-f]{64}\.([0-9]+)\.tmp")
 
 
 class FileCache:

@@ -32,6 +32,20 @@ from nautile.tasks.reporting.render import TEMPLATES, template_environment
 
 Facts = dict[str, Any]
 NOT_RECORDED = "not recorded"
+UNKNOWN_LICENSE = "unknown"  # an identifier of the Hub
+TASKS = {"label": "text-classification", "entities": "token-classification"}  # of the Hub, by the form of the tuning
+# Facts of a model with a row for each of something.
+_LISTS = (
+    "stages", "phases", "read", "sources", "problems", "teachers", "prompt_sets", "judges", "stand_ins", "calls",
+    "lineage", "commits", "missing",
+)  # fmt: skip
+_TEACHER = ("name", "model", "license", "asked", "kept", "stand_in")
+_PARTS = ("query", "reasoning", "answer")  # of an example
+LONGEST_EXAMPLE = 800  # characters of each part
+_FACTS = (
+    "documents", "prompts", "neighbours", "stand_in", "budget_exhausted", "dollars", "dollars_unknown", "exemplars",
+    "held_out",
+)  # fmt: skip
 
 
 class Markup(str):
@@ -104,10 +118,6 @@ def _cell(value: Any) -> Any:
 
 def _picked(rows: Iterable[Facts], *names: str) -> list[tuple[Any, ...]]:
     return [tuple(row[name] for name in names) for row in rows]
-
-
-UNKNOWN_LICENSE = "unknown"  # an identifier of the Hub
-TASKS = {"label": "text-classification", "entities": "token-classification"}  # of the Hub, by the form of the tuning
 
 
 @dataclass(frozen=True)
@@ -302,20 +312,6 @@ def _configuration(facts: Facts) -> list[tuple[str, str]]:
 
 def _commit(commit: str | None) -> str | None:
     return commit and short_commit(commit)
-
-
-# Facts of a model with a row for each of something.
-_LISTS = (
-    "stages", "phases", "read", "sources", "problems", "teachers", "prompt_sets", "judges", "stand_ins", "calls",
-    "lineage", "commits", "missing",
-)  # fmt: skip
-_TEACHER = ("name", "model", "license", "asked", "kept", "stand_in")
-_PARTS = ("query", "reasoning", "answer")  # of an example
-LONGEST_EXAMPLE = 800  # characters of each part
-_FACTS = (
-    "documents", "prompts", "neighbours", "stand_in", "budget_exhausted", "dollars", "dollars_unknown", "exemplars",
-    "held_out",
-)  # fmt: skip
 
 
 def dataset_card(

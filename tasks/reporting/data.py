@@ -60,6 +60,7 @@ SELECT fields, reward FROM drawn WHERE isfinite(reward) AND fields->>'question' 
     AND step >= (SELECT max(step) FROM drawn) - 2
 ORDER BY reward {order}, md5(id) LIMIT ?
 """
+LONGEST_PROMPT, LONGEST_REASONING, LONGEST_ANSWER = 1200, 800, 400  # characters
 
 
 @dataclass(frozen=True)
@@ -368,9 +369,6 @@ def _lineage(item: Input) -> Facts:
     names = ("stage", "version", "commit", "created", "execution", "digest")
     about = {"id": item.artifact.id, "label": item.label, "bytes": item.artifact.bytes, "reads": reads}
     return about | {name: manifest[name] for name in names}
-
-
-LONGEST_PROMPT, LONGEST_REASONING, LONGEST_ANSWER = 1200, 800, 400  # characters
 
 
 def changed_problems(ladder: Ladder, rows: RowsByStage) -> list[dict[str, Any]]:

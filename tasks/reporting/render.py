@@ -23,6 +23,10 @@ from nautile.evals.tables.results import ResultTable, to_html, to_json, to_markd
 from nautile.evals.tables.svg import table_figure
 
 Points = Sequence[tuple[float, float]]  # (x, y)
+TEMPLATES = Path(__file__).parent
+MOST_POINTS = 300
+_WIDTH, _HEIGHT = 4.6, 2.7  # inches
+_BOX_WIDTH, _BOX_HEIGHT, _GAP_X, _GAP_Y = 152, 46, 34, 20  # pixels
 
 
 @dataclass(frozen=True)
@@ -146,9 +150,6 @@ class ReportSection:
     folded: bool = False
 
 
-TEMPLATES = Path(__file__).parent
-
-
 def html_page(title: str, subtitle: str, sections: Sequence[ReportSection]) -> str:
     """Render the HTML page."""
     environment = template_environment(autoescape=True)
@@ -199,11 +200,6 @@ def _group_by_kind(blocks: Sequence[ReportBlock]) -> list[tuple[str, list[Report
 
 def _inline_code(text: str) -> str:
     return f"`{text.replace('`', chr(39)).replace(chr(10), ' ')}`"
-
-
-MOST_POINTS = 300
-_WIDTH, _HEIGHT = 4.6, 2.7  # inches
-_BOX_WIDTH, _BOX_HEIGHT, _GAP_X, _GAP_Y = 152, 46, 34, 20  # pixels
 
 
 @singledispatch
