@@ -7,8 +7,8 @@ their files are intact. Calls to Prefect's API are limited to a few a minute, ho
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -113,37 +113,26 @@ def _slot(context: RunContext) -> Iterator[None]:
 
     A slot of the server is kept whatever happens to the server (`ServerSlot`). The kernel frees a lock file.
     """
-    locks = [] if context.limit else [KeyLock(Path(path)) for path in context.slots]
-    waited = False
-    with ExitStack() as stack:
-        # Wait in short steps, so that the display is updated and a cancelled run does not keep waiting.
-        while context.limit:
-            server_slot = ServerSlot(context.limit)
-            if server_slot.acquire():
-                stack.callback(server_slot.release)
-                break
-            waited = _wait_for_slot(context, context.limit, SLOT_TRY_S, shown=waited)
-        while locks:
-            if slot_lock := next((lock for lock in locks if lock.try_acquire()), None):
-                stack.callback(slot_lock.release)
-                break
-            waited = _wait_for_slot(context, "a slot of this sweep", LOCK_TRY_S, shown=waited)
+    slots: Sequence[ServerSlot | KeyLock] = [KeyLock(Path(path)) for path in context.slots]
+    name, try_every_s = "a slot of this sweep", LOCK_TRY_S
+    if context.limit:
+        slots, name, try_every_s = [ServerSlot(context.limit)], context.limit, SLOT_TRY_S
+    held, waited = None, False
+    # Wait in short steps, so that the display is updated and a cancelled run does not keep waiting.
+    while slots and (held := next((slot for slot in slots if slot.try_acquire()), None)) is None:
+        stage, note = context.label.partition(":")[0], f"other steps work: it waits for {name}"
+        notify(StageUpdate(stage, context.label, "waiting", run_id=context.run_id, note=note))
+        if not waited:
+            _show_state(Pending(name="AwaitingConcurrencySlot", message=f"It waits for {name}."))
+        waited = True
+        pause(try_every_s)
+    try:
         if waited:
             _show_state(Running())
         yield
-
-
-def _wait_for_slot(context: RunContext, slot_name: str, seconds: float, *, shown: bool) -> bool:
-    """Report that a step waits for a slot, and pause; returns true. Raises `StageCancelled` if the run was cancelled.
-
-    `shown`: whether Prefect shows the task as waiting already.
-    """
-    stage, note = context.label.partition(":")[0], f"other steps work: it waits for {slot_name}"
-    notify(StageUpdate(stage, context.label, "waiting", run_id=context.run_id, note=note))
-    if not shown:
-        _show_state(Pending(name="AwaitingConcurrencySlot", message=f"It waits for {slot_name}."))
-    pause(seconds)
-    return True
+    finally:
+        if held:
+            held.release()
 
 
 def _show_state(state: State[Any]) -> None:
@@ -176,7 +165,7 @@ class ServerSlot:
             target=copy_context().run, args=(self._keep,), name=f"slot-{limit}", daemon=True
         )
 
-    def acquire(self) -> bool:
+    def try_acquire(self) -> bool:
         """Take a slot; False if all are taken, or if the server does not answer now: the caller tries again."""
         try:
             with _impatient_client() as client:

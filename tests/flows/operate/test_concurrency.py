@@ -149,7 +149,7 @@ def test_a_declaration_that_has_not_changed_leaves_the_servers_limit(name, prefe
 
 def test_an_operators_limit_of_zero_holds_all_steps(name, prefect_url):
     request(f"{prefect_url}/v2/concurrency_limits/{name}", {"limit": 0}, method="PATCH").raise_for_status()
-    assert not prefect_task.ServerSlot(name).acquire()
+    assert not prefect_task.ServerSlot(name).try_acquire()
 
 
 def test_a_slot_that_no_lease_holds_is_free_again_after_reconcile(name, prefect_url, monkeypatch):
@@ -157,10 +157,10 @@ def test_a_slot_that_no_lease_holds_is_free_again_after_reconcile(name, prefect_
     monkeypatch.setenv("PREFECT_API_URL", prefect_url)
     monkeypatch.setattr(reconcile, "SETTLED_S", 0.1)
     fetch(f"{prefect_url}/v2/concurrency_limits/increment", {"names": [name], "slots": 1})
-    assert not prefect_task.ServerSlot(name).acquire()
+    assert not prefect_task.ServerSlot(name).try_acquire()
     assert [result.line() for result in reconcile.slots()] == [f"slot {name}: 1 held by no step; free again"]
     slot = prefect_task.ServerSlot(name)
-    assert slot.acquire()
+    assert slot.try_acquire()
     assert list(reconcile.slots()) == []  # a step holds it
     slot.release()
     assert active(prefect_url, name) == 0
@@ -179,13 +179,13 @@ def test_a_step_keeps_its_slot_over_a_server_that_is_killed_and_frees_it_after_i
             concurrency.declare({"accelerator": 1})
             name = concurrency.declared_limits()["accelerator"]
             slot = prefect_task.ServerSlot(name)
-            assert slot.acquire()
+            assert slot.try_acquire()
             server.kill()
             server.wait()
-            assert not prefect_task.ServerSlot(name).acquire()  # nobody answers, which is no permission
+            assert not prefect_task.ServerSlot(name).try_acquire()  # nobody answers, which is no permission
             server = start_server(home, port, quick)
             assert active(url, name) == 1
-            assert not prefect_task.ServerSlot(name).acquire()
+            assert not prefect_task.ServerSlot(name).try_acquire()
             # The server has given the slot back meanwhile: the step takes it again.
             (lease,) = [path for path in (home / "concurrency_leases").glob("*.json") if path.stem != "expirations"]
             request(f"{url}/v2/concurrency_limits/decrement-with-lease", {"lease_id": lease.stem}).raise_for_status()
@@ -201,7 +201,7 @@ def test_a_killed_steps_slot_is_free_within_a_minute(name, prefect_url):
     """Its lease is not renewed: the server gives the slot back, also if it was restarted in between."""
     code = (
         "import sys, time; from nautile.tasks.engine.prefect_task import ServerSlot; slot = ServerSlot(sys.argv[1]);"
-        " print(slot.acquire(), flush=True); time.sleep(600)"
+        " print(slot.try_acquire(), flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", code, name]
     settings = {**os.environ, "PREFECT_API_URL": prefect_url}

@@ -57,7 +57,7 @@ def test_a_step_that_waits_for_a_slot_is_not_running_for_prefect(monkeypatch):
     shown, free = [], iter([False, False, True])
     monkeypatch.setattr(prefect_task, "_show_state", shown.append)
     monkeypatch.setattr(prefect_task, "pause", lambda seconds: None)
-    monkeypatch.setattr(prefect_task.ServerSlot, "acquire", lambda slot: next(free))
+    monkeypatch.setattr(prefect_task.ServerSlot, "try_acquire", lambda slot: next(free))
     monkeypatch.setattr(prefect_task.ServerSlot, "release", lambda slot: None)
     context = RunContext("r1", "", label="sums:a", limit="nautile-cpu")
     with prefect_task._slot(context):
