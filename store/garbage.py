@@ -399,6 +399,7 @@ def _with_inputs(artifacts: Iterable[Artifact], versions: set[VersionId]) -> set
 
 
 def _newest_of_each_label(live: list[Artifact], count: int) -> set[Published]:
+    """The `count` newest executions of each label."""
     by_label: dict[str, dict[Published, float]] = defaultdict(dict)
     for artifact in live:
         by_label[artifact.manifest["label"]][artifact.key, artifact.execution] = _created(artifact)
