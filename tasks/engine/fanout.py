@@ -106,7 +106,10 @@ class Markers:
     @property
     def skippable(self) -> float:
         """The share of the items that may be skipped."""
-        return read_json(self.folder / ITEM_LIST)["skippable"]
+        listing = read_json(self.folder / ITEM_LIST)
+        if listing is None:
+            raise RuntimeError(f"{self.folder / ITEM_LIST} is missing or damaged")
+        return listing["skippable"]
 
     @property
     def skipped(self) -> dict[str, str] | None:
