@@ -272,9 +272,10 @@ def _join_hosts(rank: int, silent_s: float) -> None:
 
     coordinator = os.environ.get("NAUTILE_COORDINATOR")
     # Without one JAX detects the hosts of a TPU slice.
-    hosts = (coordinator, int(os.environ["NAUTILE_PROCESSES"]), rank) if coordinator else ()
     jax.distributed.initialize(
-        *hosts,
+        coordinator,
+        int(os.environ["NAUTILE_PROCESSES"]) if coordinator else None,
+        rank if coordinator else None,
         # Without a bind address the coordination service listens on every interface.
         coordinator_bind_address=coordinator if coordinator and coordinator.startswith("127.") else None,
         heartbeat_timeout_seconds=max(1, round(silent_s)),
