@@ -16,7 +16,6 @@ from nautile.data.chat_template import ParsedReply, encode_prompt, parse_complet
 from nautile.data.endpoints.chat_types import UNPAID, ChatFailure, ChatReply, ChatRequest
 from nautile.data.endpoints.pool import EndpointPool
 from nautile.data.tokenizer import tokenizer_for
-from nautile.model.decoding.cache import length_buckets
 
 if TYPE_CHECKING:
     from nautile.model.layers.common import Params
@@ -87,6 +86,8 @@ class CheckpointAnswerer:
                 f"context of {self._model.context}"
             )
         # One compiled sampler per prompt length, so that short prompts are not padded to the longest.
+        from nautile.model.decoding.cache import length_buckets
+
         self._generators = {}
         for length in length_buckets(config.prompt_length, SHORTEST_BUCKET):
             limited = replace(sampling, max_tokens=min(config.max_tokens, self._model.context - length))

@@ -327,8 +327,7 @@ class World:
         # Locks between the threads of a process; here these are of several machines.
         patch.setattr("nautile.store.mirror._sending_events", nullcontext())
         patch.setattr("nautile.tasks.engine.attempt_log._uploading", nullcontext())
-        for module in ("verify", "manifest"):
-            patch.setattr(f"nautile.store.{module}.ThreadPoolExecutor", InOrder)
+        patch.setattr("nautile.store.manifest.ThreadPoolExecutor", InOrder)
         patch.setattr("os.fsync", lambda descriptor: None)  # nothing here loses its power
         patch.setattr("nautile.store.artifacts.now", lambda: world.wall_clock())
         waiting = SimpleNamespace(monotonic=lambda: world.time, sleep=lambda seconds: turn("wait"))
