@@ -334,8 +334,8 @@ class World:
         patch.setattr("nautile.store.artifacts.time", waiting)
         patch.setattr(attempt, "pause", lambda seconds: turn("wait"))
         patch.setattr(attempt._Attempt, "_work", work)
-        patch.setattr(attempt._Attempt, "_forwarder", lambda self, staging: None)
-        patch.setattr(attempt._Attempt, "_end_telemetry", lambda self, staging, forwarder, outcome: None)
+        patch.setattr(attempt._Attempt, "_trackers", lambda self, staging: [])
+        patch.setattr(attempt._Attempt, "_end_telemetry", lambda self, staging, count: None)
         patch.setattr(AttemptLog, "ingest", lambda log, **options: None)
         patch.setattr(AttemptLog, "_write_failure_page", lambda log, staging, error: "")
         for name in ("rename", "replace"):
@@ -379,7 +379,7 @@ def section() -> dict[str, Any]:
     return {"seeds": {"data": 5}}
 
 
-def work(self: attempt._Attempt, staging: Any, check_lease: Callable[[], None], forwarder: Any) -> None:
+def work(self: attempt._Attempt, staging: Any, check_lease: Callable[[], None], trackers: Any) -> None:
     """The work of a stage: a checkpoint, then files that all hold the same random word, and what the input held.
 
     No two executions of it write the same, as no two machines train to the same last bit.
