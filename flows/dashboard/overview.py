@@ -716,7 +716,7 @@ def show_runs(chosen: str | None) -> None:
 
 
 _RUN_COLUMNS = {
-    "show_runs": st.column_config.LinkColumn("run", display_text="open", width=55),
+    "show": st.column_config.LinkColumn("run", display_text="open", width=55),
     "state": st.column_config.TextColumn("state", width=100),
     "begun": st.column_config.DatetimeColumn("begun (UTC)", format="YYYY-MM-DD HH:mm", width=120),
     "steps": st.column_config.TextColumn("steps", width=70),
@@ -756,7 +756,7 @@ def table_of_runs(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen
         changes = describe_changes(read_changes(row["changes"]))
         rows.append(
             {
-                "show_runs": f"/?run={run}",
+                "show": f"/?run={run}",
                 "state": shared.STATE_MARKS.get(row["current_state"], row["current_state"]),
                 "name": visible(row["name"] or row["config"] or run[:8]) + (" (shown)" if run == chosen else ""),
                 "begun": row["begun"],

@@ -250,7 +250,9 @@ def test_a_run_keeps_its_score_when_a_forced_run_has_replaced_its_evaluation(sto
 
 def test_the_ladder_of_an_evaluation_that_was_made_again_is_the_new_one(store, monkeypatch):
     """The folder of an artifact is named by its key, so that of the new one has the old path."""
-    monkeypatch.setattr(overview, "ladder", lambda scores, rows: {"scores": scores, "rows": rows})
+    monkeypatch.setattr(
+        "nautile.flows.dashboard.overview.ladder", lambda scores, rows: {"scores": scores, "rows": rows}
+    )
     monkeypatch.setattr(overview, "common_problems", lambda before, after: {"benchmarks": {"n": len(after)}})
     shown = []
     for count in (1, 2):
