@@ -253,7 +253,9 @@ def test_the_ladder_of_an_evaluation_that_was_made_again_is_the_new_one(store, m
     monkeypatch.setattr(
         "nautile.flows.dashboard.overview.ladder", lambda scores, rows: {"scores": scores, "rows": rows}
     )
-    monkeypatch.setattr(overview, "common_problems", lambda before, after: {"benchmarks": {"n": len(after)}})
+    monkeypatch.setattr(
+        "nautile.flows.dashboard.overview.common_problems", lambda before, after: {"benchmarks": {"n": len(after)}}
+    )
     shown = []
     for count in (1, 2):
         rows = "".join(f'{{"id": "{index}"}}\n' for index in range(count))
