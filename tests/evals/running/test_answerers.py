@@ -17,7 +17,7 @@ from nautile.evals.running.answerers import Answer, CheckpointAnswerer, SkippedQ
 from nautile.model.decoding.cache import length_buckets
 from nautile.store.artifacts import Store
 from nautile.tasks.engine.job import Job
-from nautile.tasks.evaluate import evaluate, held_out, questions
+from nautile.tasks.evaluate import evaluate, held_out, items_to_ask
 from tests.evals.running.conftest import RANKS
 from tests.support.samples.stage_store import published
 
@@ -211,7 +211,7 @@ def test_the_lineage_tells_which_questions_training_text_was_screened_for(checkp
 )
 def test_a_section_that_cannot_be_asked_is_refused(section, message):
     with pytest.raises(ConfigError, match=message):
-        questions(EvaluateConfig.model_validate(section), 0)
+        items_to_ask(EvaluateConfig.model_validate(section), 0, {})
 
 
 def test_the_stage_wants_a_checkpoint(checkpoint, tmp_path):
