@@ -53,6 +53,11 @@ from nautile.data.screening.duplicates import SeenTexts
 BLOCK = 256  # prompts prepared together
 OnVerdict = Callable[[PromptResult], None]  # called for each result
 
+logger = logging.getLogger(__name__)
+
+DOCUMENTS, REJECTED = "documents-*.jsonl", "rejected-*.jsonl"
+CURVE_STEP = 128  # prompts between two points of the cost curve
+
 
 @dataclass(eq=False)
 class OpenFile:
@@ -315,12 +320,6 @@ def _blocks(paths: Sequence[Path]) -> Iterator[tuple[OpenFile, list[Prompt]]]:
         file = OpenFile(read_prompts(path))
         for begin in range(0, len(file.prompts), BLOCK):
             yield file, file.prompts[begin : begin + BLOCK]
-
-
-logger = logging.getLogger(__name__)
-
-DOCUMENTS, REJECTED = "documents-*.jsonl", "rejected-*.jsonl"
-CURVE_STEP = 128  # prompts between two points of the cost curve
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,17 @@ from nautile.data.endpoints.reply_cache import BATCHES
 REQUESTS, STATE = ".requests.jsonl", ".job.json"
 Phase = Literal["written", "creating", "created"]
 
+logger = logging.getLogger(__name__)
+
+LINGER_S = 1.0  # time without a new request after which the queue becomes a job
+GIVE_UP_S = 900.0  # time after which a vendor that does not answer counts as an outage; the job itself continues
+SLOWEST_POLL = 20  # longest pause between polls, as a multiple of the first
+LONGEST_REST_S = 600.0  # longest pause before requests that the vendor had no capacity for are sent again
+FILE_TIMEOUT_FACTOR, FILE_CONNECTIONS = 5, 8  # times the timeout of a chat request, for uploads and downloads
+LOOKS_FOR_FILES = 3  # of a job that has ended
+LARGEST_JOB = 100 * 2**20  # bytes; OpenAI accepts 200 MB per file
+GROUP = 256  # replies recorded together
+
 
 @dataclass
 class PendingJob:
@@ -163,16 +174,6 @@ def _unreadable(path: Path, error: Exception) -> str:
     return f"{path}: its batch job cannot be resumed ({error}); cancel the job at the vendor's and delete the file"
 
 
-logger = logging.getLogger(__name__)
-
-LINGER_S = 1.0  # time without a new request after which the queue becomes a job
-GIVE_UP_S = 900.0  # time after which a vendor that does not answer counts as an outage; the job itself continues
-SLOWEST_POLL = 20  # longest pause between polls, as a multiple of the first
-LONGEST_REST_S = 600.0  # longest pause before requests that the vendor had no capacity for are sent again
-FILE_TIMEOUT_FACTOR, FILE_CONNECTIONS = 5, 8  # times the timeout of a chat request, for uploads and downloads
-LOOKS_FOR_FILES = 3  # of a job that has ended
-LARGEST_JOB = 100 * 2**20  # bytes; OpenAI accepts 200 MB per file
-GROUP = 256  # replies recorded together
 Value = TypeVar("Value")
 JobResult = ChatReply | ChatFailure | CallError  # of one request; after a `CallError` it may go into another job
 

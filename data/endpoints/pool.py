@@ -43,6 +43,12 @@ AskResult = ChatReply | ChatFailure
 WAITING_S = 2.0  # how often a caller that waits for a result may say so
 STILL_RUNNING_S = 1.0  # how often a session that waits for its last replies checks whether the pool was closed
 
+logger = logging.getLogger(__name__)
+
+SMALLEST_WINDOW = 16_384  # requests: enough that an endpoint 20 times slower than the others does not delay them
+WINDOW_PER_CONNECTION = 4  # requests for each of an endpoint's connections
+FIRST_POLL_S, LONGEST_POLL_S = 0.05, 2.0  # pause between checks of a request that another process has sent
+
 
 class AskSession:
     """A context manager for one thread. `open_count`: requests without a result so far.
@@ -206,13 +212,8 @@ class AskSession:
         await asyncio.gather(*(task for workers in self._workers.values() for task in workers), return_exceptions=True)
 
 
-logger = logging.getLogger(__name__)
-
 OnReply = Callable[[int, AskResult], None]
 Value = TypeVar("Value")
-SMALLEST_WINDOW = 16_384  # requests: enough that an endpoint 20 times slower than the others does not delay them
-WINDOW_PER_CONNECTION = 4  # requests for each of an endpoint's connections
-FIRST_POLL_S, LONGEST_POLL_S = 0.05, 2.0  # pause between checks of a request that another process has sent
 
 
 class EndpointPool:

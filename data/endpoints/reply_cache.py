@@ -40,6 +40,11 @@ from nautile.data.endpoints.reply_source import ReplySource
 
 _FLOCK = "hhqqi4x"  # Linux's `struct flock`: type, whence, start, length, process
 
+logger = logging.getLogger(__name__)
+
+SHARDS, PULLED, BATCHES = "*.jsonl", "pulled", "batches"
+SHARD_BYTES = 64 * 2**20  # size of a full shard; bounded, because a mirror sends a changed shard as a whole
+
 
 class RequestLocks:
     """Locks on requests: if several processes need the same reply, one sends the request and the others wait.
@@ -72,10 +77,6 @@ class RequestLocks:
         fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, start, 1, 0))
 
 
-logger = logging.getLogger(__name__)
-
-SHARDS, PULLED, BATCHES = "*.jsonl", "pulled", "batches"
-SHARD_BYTES = 64 * 2**20  # size of a full shard; bounded, because a mirror sends a changed shard as a whole
 # The beginning of a line as `reply_to_row` writes it: all that the index needs, without parsing the text.
 _HEAD = re.compile(
     rb'\{"digest": "([0-9a-f]{64})", "endpoint": "([^"\\]*)", "dollars": ([0-9.e+-]+), "tokens": ([0-9]+), '

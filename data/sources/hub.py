@@ -33,6 +33,14 @@ from nautile.common.retry import Backoff, retry, retry_after
 from nautile.common.text import first_line
 from nautile.data.sources.local_files import count_jsonl_rows, is_parquet
 
+log = logging.getLogger(__name__)
+
+DOWNLOADS = 3  # attempts at a file that arrives with another digest
+PATHS_PER_REQUEST = 500
+TRANSIENT_STATUSES = (408, 425, 429)  # and every 5xx
+# Errors of this machine's disk, which another download would meet again.
+OWN_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+
 
 @dataclass(frozen=True)
 class SourceFile:
@@ -62,16 +70,9 @@ def read_file_list(path: Path) -> list[SourceFile]:
     return [SourceFile(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-log = logging.getLogger(__name__)
-
 COMMIT = re.compile(r"[0-9a-f]{40}")
 # A failed listing fails the whole stage, so it is retried at length. The Hub's rate limit covers five minutes.
 LISTING_BACKOFF = Backoff(attempts=5, first_s=1.0, longest_s=300.0, longest_retry_after_s=300.0)
-DOWNLOADS = 3  # attempts at a file that arrives with another digest
-PATHS_PER_REQUEST = 500
-TRANSIENT_STATUSES = (408, 425, 429)  # and every 5xx
-# Errors of this machine's disk, which another download would meet again.
-OWN_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 T = TypeVar("T")
 

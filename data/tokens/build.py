@@ -60,6 +60,14 @@ SAMPLE_CHARACTERS = 400
 HITS_PER_DOCUMENT = 3  # written, the largest share first
 HIT_CHARACTERS = 80  # of the beginning of a document, written with its hit
 
+log = logging.getLogger(__name__)
+
+LEAST_CANDIDATES = 64  # per exercise and file
+SLACK = 4  # candidates of a file, as a multiple of its even share of the sample
+PROGRESS_SECONDS = 0.5
+DOCUMENT_BLOCK = 4096  # documents whose offsets are Python integers at a time
+MOST_HITS = 10_000  # overlaps with held-out questions that are written into the artifact; all are counted
+
 
 @dataclass(frozen=True)
 class CorpusPlan:
@@ -329,10 +337,6 @@ def remove_partial_files(folder: Path) -> None:
         shutil.rmtree(leftover)
 
 
-LEAST_CANDIDATES = 64  # per exercise and file
-SLACK = 4  # candidates of a file, as a multiple of its even share of the sample
-
-
 def candidates_per_exercise(size: int, files: int) -> int:
     """Number of candidates that each of `files` files keeps per exercise, for a sample of `size` records."""
     return size if files <= 1 else min(size, max(LEAST_CANDIDATES, -(-SLACK * size // files)))
@@ -407,12 +411,6 @@ def write_rows(path: Path, rows: Iterable[dict]) -> None:
     # ASCII, because some readers split lines at Unicode line separators, which a text may contain.
     write_atomically(path, "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows).encode())
 
-
-log = logging.getLogger(__name__)
-
-PROGRESS_SECONDS = 0.5
-DOCUMENT_BLOCK = 4096  # documents whose offsets are Python integers at a time
-MOST_HITS = 10_000  # overlaps with held-out questions that are written into the artifact; all are counted
 
 Scan = Callable[[int], Iterator[Record | Rejected]]  # rows of a source from number n on
 
