@@ -44,7 +44,7 @@ class ProgressListener:
 
     progress: RunProgress
     view: LiveView | LogView
-    undelivered: Counter[str] = field(default_factory=Counter)  # step -> measurements that telemetry sinks refused
+    undelivered: Counter[str] = field(default_factory=Counter)  # step -> measurements that no tracker took
     reasons: bool = True  # show why a step failed; False if the command itself prints it
 
     def __call__(self, update: StageUpdate) -> None:
@@ -179,9 +179,9 @@ def with_config(message: str, argument: str) -> str:
 
 
 def undelivered_line(points: int, telemetry: TelemetryConfig) -> str:
-    """The closing line about measurements that the telemetry sinks did not accept."""
-    sinks = [name for name in ("tensorboard", "otlp", "mlflow", "wandb") if getattr(telemetry, name)]
-    return f"telemetry ({', '.join(sinks)}): {points:,} measurements were not delivered; the store has them"
+    """The closing line about measurements that the trackers of `[telemetry]` did not take."""
+    trackers = [name for name in ("tensorboard", "otlp", "mlflow", "wandb") if getattr(telemetry, name)]
+    return f"telemetry ({', '.join(trackers)}): {points:,} measurements were not delivered; the store has them"
 
 
 def reason_of(update: StageUpdate) -> str:

@@ -25,6 +25,7 @@ from nautile.data.sources.corpus_source import list_files, read_file, stand_in_o
 from nautile.data.sources.hub import SourceFile, read_file_list, write_file_list
 from nautile.data.sources.slips import Slips
 from nautile.data.tokens.build import (
+    PROGRESS_SECONDS,
     CorpusPlan,
     DocumentChecks,
     PublishedTokens,
@@ -43,7 +44,6 @@ from nautile.tasks.engine.stage import stage
 
 TOKENISE, PACK = "tokenise", "pack"
 AGAINST = "against."  # prefix of the inputs that are signatures of sources earlier in the configuration
-PROGRESS_SECONDS = 0.5
 TOKENISED, FETCHING = "files", ".fetching"  # folders in scratch
 FILE_LIST = "files.jsonl"  # likewise a file
 SHOWN_SKIPPED = 20  # skipped files in the manifest of the artifact; `files.jsonl` has all of them

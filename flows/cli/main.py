@@ -12,7 +12,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from nautile.common.commands import config_words, shell_command
 from nautile.common.errors import ConfigError, Retryable
-from nautile.common.files import read_bounded_text
+from nautile.common.files import read_bounded_text, read_json
 from nautile.common.processes import begin_as_usual, die_with_parent, give_way, loopback_direct, restart_on_huge_pages
 from nautile.common.text import controls_escaped, visible
 from nautile.flows.cli.operate import approve, dashboard, deploy, down, reconcile, retry, server, up
@@ -284,8 +284,6 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a checkpoint for other programs: weights, configuration and tokenizer files."""
-    from functools import partial
-
     from nautile.flows.cli.tables import file_table, how_to_try
     from nautile.flows.named import checkpoint_folder
     from nautile.model.exports.formats import FORMATS, WITH_BITS
@@ -346,7 +344,6 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Print a report, the configuration it is about, and the path of its HTML page."""
-    from nautile.common.files import read_json
     from nautile.flows.named import named_or_newest
     from nautile.flows.render import relative
     from nautile.tasks.report import about_line

@@ -50,11 +50,14 @@ def status(
     if (watch and why) or (step and not why):
         raise ConfigError("a step is named with --why, which cannot be combined with --watch")
     store = the_store()
-    # Options that only a configuration has decide without a look at the catalog.
-    queued: list[dict[str, Any]] = [] if why or settings else runs_without_record(store)
+    # Prefect's server is asked only where what it says is shown: without RUN, and for one that the store does not know.
+    # First, so that a run which begins meanwhile is in one of the two.
+    queued = [] if what or why or settings or as_json else runs_without_record(store)
     try:
+        # Options that only a configuration has decide without a look at the catalog.
         run = None if why or settings else runs.run_unless_config(store, what)
     except ConfigError:  # it has no record in the store before a process begins it
+        queued = runs_without_record(store)
         if (found := runs.run_named(what or "", {row["id"]: row["name"] for row in queued})) is None:
             raise
         show_as([], as_json, lambda _: Text(queued_text(next(row for row in queued if row["id"] == found))))
@@ -69,7 +72,7 @@ def status(
             watch_status(read, runs.run_view)
         if run is not None:
             show_as(runs.step_rows(run), as_json, partial(runs.run_view, run=runs.run_row(run)))
-            if queued and not (what or as_json):
+            if queued:
                 console_for().print(visible("\n".join(["", *map(queued_text, queued)])), soft_wrap=True, markup=False)
             _note_left_out(store)
             return

@@ -259,7 +259,7 @@ class AttemptLog:
         self._row |= fields
 
     def undelivered(self, count: int) -> None:
-        """Set the number of measurements that the sinks of `[telemetry]` did not take; it is reported with the end."""
+        """Set the number of measurements that no tracker of `[telemetry]` took; it is reported with the end."""
         self._update = replace(self._update, undelivered=count)
 
     def reused(self, execution: str, outputs: dict[str, str]) -> None:

@@ -41,7 +41,7 @@ class StageUpdate:
     failure: str = ""  # of a failed attempt: its page, as Markdown
     question: str = ""  # the question to the user, while the step waits for an answer
     outage_until: float | None = None  # during an outage: the time at which retrying stops
-    undelivered: int = 0  # measurements of this attempt that were not delivered to the sinks of `[telemetry]`
+    undelivered: int = 0  # measurements of this attempt that were not delivered to the trackers of `[telemetry]`
     time: float = field(default_factory=time.time)
 
     @property

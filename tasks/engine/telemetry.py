@@ -44,7 +44,7 @@ class Point:
 
     @property
     def tag(self) -> str:
-        """The name for sinks without a notion of sources: `loss/synth`."""
+        """The name for trackers without a notion of sources: `loss/synth`."""
         return f"{self.name}/{self.source}" if self.source else self.name
 
 
