@@ -61,7 +61,9 @@ def test_prompts_that_always_fail_are_counted_and_not_rejected(run, fields, capl
         server.poison = lambda text: None
         again = run({"t": openai(server)}, chunk=chunk, **fields)
         assert (len(again.kept), again.counts["unanswered"], again.rejected) == (PROMPTS, {}, [])
-        assert max(server.answers.values()) <= 2, "small requests aside, nothing is asked twice"
+        # A slow machine sends more of the small requests that ask whether the endpoint is down.
+        prompts = {text: count for text, count in server.answers.items() if text != "Reply with OK."}
+        assert set(prompts.values()) == {1}, "nothing is asked twice"
 
 
 def test_a_prompt_that_always_fails_while_the_next_one_is_prepared_is_no_outage(run, fields, monkeypatch):
