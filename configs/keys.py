@@ -25,7 +25,7 @@ from nautile.configs.ingest import IngestPart
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.configs.operation import PlanConfig
 from nautile.configs.schema import RunConfig
-from nautile.configs.stages import SHIPPED, plugin_section
+from nautile.configs.stages import STAGES, plugin_section
 
 FILES = "local_files"  # the entry of a step's section with the digests: path as configured -> file -> sha256
 
@@ -33,7 +33,7 @@ LOCAL_READERS = ("parquet", "jsonl", "csv", "margins", "labelled_sentences")  # 
 
 # Types of the parts of a step's section, by name. A part that is not listed (a seed, a length) is semantic as a whole.
 PARTS: dict[str, Any] = {
-    **{name: RunConfig.model_fields[name].annotation for name in SHIPPED if name in RunConfig.model_fields},
+    **{name: RunConfig.model_fields[name].annotation for name in STAGES.shipped if name in RunConfig.model_fields},
     "endpoints": dict[str, EndpointConfig],
     "ingest": IngestPart,
     "model": ModelConfig,

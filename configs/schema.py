@@ -26,7 +26,7 @@ from nautile.configs.operation import (
     ScheduleConfig,
     TelemetryConfig,
 )
-from nautile.configs.stages import PLUGIN_STAGES, STAGES, plugin_section
+from nautile.configs.stages import STAGES, plugin_section
 from nautile.configs.training import TRAINED, AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
 
 
@@ -68,7 +68,7 @@ else:
     PluginSections = create_model(
         "PluginSections",
         __base__=Section,
-        **{name: (Annotated[Any, BeforeValidator(partial(_plugins_part, name))], None) for name in PLUGIN_STAGES},
+        **{name: (Annotated[Any, BeforeValidator(partial(_plugins_part, name))], None) for name in STAGES.plug_ins},
     )
 
 

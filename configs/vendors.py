@@ -9,6 +9,8 @@ gateway passes on those of other vendors, so they are read from whatever server 
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from nautile.configs.plugins import Registry
+
 # Names of the headers that state a limit, what remains of it, and the time until it is reset.
 LimitHeaders = tuple[str, str, str]
 
@@ -53,46 +55,50 @@ class Vendor:
         return not self.url and not self.program
 
 
-VENDORS: dict[str, Vendor] = {
-    "openai": Vendor(
-        batch=BatchInterface(
-            ended=frozenset({"completed", "failed", "expired", "cancelled", "canceled"}),
-            lost_rows=frozenset({"batch_expired", "batch_cancelled"}),
-        ),
-        request_limits=(
-            ("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
-        ),
-        token_limits=(("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),),
-    ),
-    "mistral": Vendor(
-        client="nautile.data.endpoints.mistral_client:MistralClient",
-        embeddings="",
-        url="https://api.mistral.ai",
-        needs_key=True,
-        price_list="mistral",
-        seed_field="random_seed",
-        takes_grammar=False,
-        names_token_limit=False,
-        batch=BatchInterface(
-            ended=frozenset({"success", "failed", "timeout_exceeded", "cancelled"}),
-        ),
-        request_limits=(
-            ("x-ratelimit-limit-req-minute", "x-ratelimit-remaining-req-minute", "x-ratelimit-reset-req-minute"),
-        ),
-        token_limits=(
-            (
-                "x-ratelimit-limit-tokens-minute",
-                "x-ratelimit-remaining-tokens-minute",
-                "x-ratelimit-reset-tokens-minute",
+VENDORS: Registry[Vendor] = Registry(
+    "vendors",
+    Vendor,
+    {
+        "openai": Vendor(
+            batch=BatchInterface(
+                ended=frozenset({"completed", "failed", "expired", "cancelled", "canceled"}),
+                lost_rows=frozenset({"batch_expired", "batch_cancelled"}),
             ),
-            ("ratelimitbysize-limit", "ratelimitbysize-remaining", "ratelimitbysize-reset"),
+            request_limits=(
+                ("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
+            ),
+            token_limits=(("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),),
         ),
-    ),
-    # A small model on this machine.
-    "embedded": Vendor(program="nautile.data.endpoints.embedded:PROGRAM", embeddings="", short_prompts=True),
-    # A program that marks arithmetic.
-    "checker": Vendor(program="nautile.data.endpoints.own_server:CHECKER", embeddings="", judge_only=True),
-}
+        "mistral": Vendor(
+            client="nautile.data.endpoints.mistral_client:MistralClient",
+            embeddings="",
+            url="https://api.mistral.ai",
+            needs_key=True,
+            price_list="mistral",
+            seed_field="random_seed",
+            takes_grammar=False,
+            names_token_limit=False,
+            batch=BatchInterface(
+                ended=frozenset({"success", "failed", "timeout_exceeded", "cancelled"}),
+            ),
+            request_limits=(
+                ("x-ratelimit-limit-req-minute", "x-ratelimit-remaining-req-minute", "x-ratelimit-reset-req-minute"),
+            ),
+            token_limits=(
+                (
+                    "x-ratelimit-limit-tokens-minute",
+                    "x-ratelimit-remaining-tokens-minute",
+                    "x-ratelimit-reset-tokens-minute",
+                ),
+                ("ratelimitbysize-limit", "ratelimitbysize-remaining", "ratelimitbysize-reset"),
+            ),
+        ),
+        # A small model on this machine.
+        "embedded": Vendor(program="nautile.data.endpoints.embedded:PROGRAM", embeddings="", short_prompts=True),
+        # A program that marks arithmetic.
+        "checker": Vendor(program="nautile.data.endpoints.own_server:CHECKER", embeddings="", judge_only=True),
+    },
+)
 JUDGES = tuple(name for name, vendor in VENDORS.items() if vendor.judge_only)
 
 

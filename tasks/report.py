@@ -13,7 +13,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import write_json, write_text
 from nautile.common.text import amount, dollars, duration, size, visible
 from nautile.configs.evaluation import ReportConfig
-from nautile.configs.stages import SHIPPED, STAGES
+from nautile.configs.stages import STAGES
 from nautile.configs.vendors import JUDGES
 from nautile.data.tokens.source_reading import COLUMNS, READING, SourceReading, reading_rows
 from nautile.evals.scoring.scores import marked_title
@@ -451,7 +451,7 @@ _READING = (
 
 def _counts(row: Facts) -> Iterator[ResultTable]:
     """The numbers in the manifest of its checkpoint, else of all that a plug-in's stage made."""
-    facts = row["facts"] if row["stage"] not in SHIPPED else row["facts"].get("checkpoint", {})
+    facts = row["facts"] if row["stage"] not in STAGES.shipped else row["facts"].get("checkpoint", {})
     if counts := tuple(_numbers(facts)):
         yield ResultTable(f"{row['label']}: counts", ("What", "Value"), counts)
 

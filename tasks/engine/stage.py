@@ -169,9 +169,9 @@ def declared(name: str) -> Stage | None:
     """
     if name not in STAGES:
         return None
-    found = resolve(STAGES[name])
+    found = STAGES[name]
     if not isinstance(found, Stage) or found.name != name:
-        raise ConfigError(f"stage {name!r}: {STAGES[name]} is no stage of that name")
+        raise ConfigError(f"stage {name!r}: {STAGES.reference(name)} is no stage of that name")
     return found
 
 

@@ -418,7 +418,7 @@ def test_an_endpoint_may_move_and_cost_otherwise_without_moving_a_key():
 def test_a_stage_is_known_by_its_name_and_found_by_its_child_process(local):
     for step in build_dag(local):
         assert step.label.partition(":")[0] == step.stage.name
-        assert STAGES[step.stage.name] == f"{step.stage.work.__module__}:{step.stage.work.__name__}"
+        assert STAGES.reference(step.stage.name) == f"{step.stage.work.__module__}:{step.stage.work.__name__}"
 
 
 def test_there_is_an_operation_for_every_stage_and_for_no_other(local):

@@ -9,7 +9,7 @@ from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Curve, stage
 
 PLUGIN = {
-    "NAUTILE_PLUGINS": "tests.support.stages.plugin_stage:dedupe",
+    "NAUTILE_PLUGINS": "stages=tests.support.stages.plugin_stage:dedupe",
     "NAUTILE_DAG": "tests.support.stages.plugin_stage:plugin_dag",
 }
 
