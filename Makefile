@@ -4,7 +4,7 @@
 #   make up, down   Prefect server, deployments, dashboard      make test       every test that needs no large download
 #   make lint       the linter alone                            make test-all   fetch what is missing, then types and every test
 #   make types      the type checker, on every package
-#   make audit      bill of materials, known advisories
+#   make audit      bill of materials, known advisories        make docs       the site, in build/site
 PYTHON ?= python3
 CONFIG ?= local
 WORKERS ?= 3
@@ -17,7 +17,9 @@ HARNESS := $(VENV)/harness/.ready
 TORCH := $(VENV)/torch/.ready
 TRACKERS := $(VENV)/trackers/.ready
 AUDIT := $(VENV)/audit/.ready
+SITE := $(VENV)/site/.ready
 INSTALLER := uv setuptools
+DOCUMENTATION := mkdocs-material 'mkdocstrings[python]' mkdocs-api-autonav
 COMPILERS := 'libtpu==0.0.42.*' jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12
 # lm-eval and what it needs beyond the project's own lock.
 EVALUATION := lm-eval==0.4.13 evaluate sacrebleu rouge-score pytablewriter sqlitedict word2number more-itertools \
@@ -40,7 +42,7 @@ COMPILED := "jax, flax.nnx, optax, orbax.checkpoint, scipy.stats, reasoning_gym,
   "prefect.server.api.server, duckdb, openai, mistralai.client, hypothesis, moto.server, s3fs, playwright.sync_api"
 
 .DEFAULT_GOAL := run
-.PHONY: run up down check fast test test-all lint types quick-types audit ahead harness torch trackers lock clean
+.PHONY: run up down check fast test test-all lint types quick-types audit docs ahead harness torch trackers lock clean
 .DELETE_ON_ERROR:
 
 run: $(READY)
@@ -67,7 +69,7 @@ test: $(READY)
 	@$(PYTEST) -m "not heavy"
 
 # Everything.
-test-all: $(READY) $(AHEAD) $(HARNESS) $(TORCH) $(TRACKERS) types
+test-all: $(READY) $(AHEAD) $(HARNESS) $(TORCH) $(TRACKERS) $(SITE) types
 	@$(PYTEST)
 
 lint: $(READY)
@@ -90,6 +92,19 @@ $(AUDIT): requirements-audit.lock $(READY)
 	@echo "fetching pip-audit (once)"
 	@test -x $(VENV)/audit/bin/python || $(BIN)/python -m venv --without-pip $(VENV)/audit
 	@$(BIN)/uv pip install --quiet --python $(VENV)/audit/bin/python --no-deps --require-hashes -r requirements-audit.lock
+	@touch $@
+
+# The site of the documentation with the Python reference. Of MkDocs' lines only warnings are shown, any of which fails the
+# build; with its option --quiet they are neither shown nor counted.
+docs: $(SITE)
+	@mkdir -p build
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/site/bin/mkdocs build >build/site.log 2>&1 || { grep -Ev '^INFO' build/site.log; exit 1; }
+	@echo "build/site/index.html"
+
+$(SITE): requirements/site.lock $(READY)
+	@echo "fetching mkdocs (once)"
+	@test -x $(VENV)/site/bin/python || $(BIN)/python -m venv --without-pip $(VENV)/site
+	@$(BIN)/uv pip install --quiet --python $(VENV)/site/bin/python --no-deps --require-hashes -r $<
 	@touch $@
 
 # The compilers for TPU and GPU (1.3 GB), which `nautile plan` uses on a machine without such a chip. They have a separate
@@ -143,6 +158,8 @@ lock: $(READY)
 	  --upgrade --no-emit-index-url --generate-hashes --no-header --quiet -o requirements-trackers.lock
 	@printf '%s\n' $(INSTALLER) | $(BIN)/uv pip compile - --universal --python-version 3.11 --upgrade \
 	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements-installer.lock
+	@printf '%s\n' $(DOCUMENTATION) | $(BIN)/uv pip compile - --universal --python-version 3.11 --upgrade \
+	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements/site.lock
 	@echo pip-audit | $(BIN)/uv pip compile - --universal --python-version 3.11 --upgrade \
 	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements-audit.lock
 	@if grep -nE 'https?://' requirements*.lock; then echo "a lock names an address" >&2; exit 1; fi

@@ -520,7 +520,7 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
     """Tune, write the checkpoint into `checkpoint` and the report into `folder`; returns the report, JSON data.
 
     `arms`: the scores of each method or baseline and number of shots. `chosen`: the run that became the checkpoint.
-    For labels also `confusion` [right][predicted], `recall` by label, `reliability` and `leads` (over each baseline at
+    For labels also `confusion` (right x predicted), `recall` by label, `reliability` and `leads` (over each baseline at
     the same shots, by a paired bootstrap over seeds and rows), all on the test rows.
     """
     config, splits = run.config, run.splits
