@@ -30,6 +30,8 @@ from nautile.data.endpoints.keys import safe_message
 CONNECT_S = 5.0
 CONNECTIONS_PER_CLIENT = 8
 GZIP = b"\x1f\x8b"  # how a member begins
+# Encodings that are decoded here, by zlib's number of each; httpx2 decodes no other without further packages.
+ENCODINGS = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 PIECE = 1 << 20
 MOST_CONTENT = 1 << 30  # bytes; the replies of a batch job are one body
 WEB_PAGE = "html"  # the status of an answer that is a web page
@@ -78,8 +80,9 @@ def http_clients(config: EndpointConfig, on_headers: OnHeaders) -> list[httpx2.A
 
     async def on_response(response: httpx2.Response) -> None:
         on_headers(response.headers)
-        if response.headers.get("content-encoding", "").strip().lower() in ("gzip", "x-gzip"):
-            response.stream = _Gunzipped(cast(httpx2.AsyncByteStream, response.stream))
+        encoding = response.headers.get("content-encoding", "").strip().lower()
+        response.stream = _Bounded(cast(httpx2.AsyncByteStream, response.stream), encoding)
+        if encoding in ENCODINGS:
             del response.headers["content-encoding"]
         is_html = response.status_code == 200 and response.headers.get("content-type", "").startswith("text/html")
         if is_html and is_page(await response.aread()):
@@ -102,30 +105,41 @@ def http_clients(config: EndpointConfig, on_headers: OnHeaders) -> list[httpx2.A
         ]
 
 
-class _Gunzipped(httpx2.AsyncByteStream):
-    """The content of a gzip body with all its members, of which httpx2 reads the first alone.
+class _Bounded(httpx2.AsyncByteStream):
+    """The content of a body in pieces; raises `DecodingError` for more than `MOST_CONTENT` bytes.
 
-    It comes in pieces. Raises `DecodingError` for more than `MOST_CONTENT` bytes, as a small body may hold.
+    A small body that is compressed may hold as much, and one that is not may have no end. All members of a gzip body
+    are read; httpx2 reads the first alone.
     """
 
-    def __init__(self, body: httpx2.AsyncByteStream) -> None:
-        self._body = body
+    def __init__(self, body: httpx2.AsyncByteStream, encoding: str) -> None:
+        self._body, self._bits = body, ENCODINGS.get(encoding)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        member, content = zlib.decompressobj(zlib.MAX_WBITS | 16), 0
+        content = 0
+        async for piece in self._body if self._bits is None else self._decompressed(self._bits):
+            if (content := content + len(piece)) > MOST_CONTENT:
+                raise httpx2.DecodingError(f"a body of more than {MOST_CONTENT} bytes")
+            yield piece
+
+    async def _decompressed(self, bits: int) -> AsyncIterator[bytes]:
+        member, begun = zlib.decompressobj(bits), False
         async for data in self._body:
             while True:
                 try:
                     piece = member.decompress(data, PIECE)
                 except zlib.error as error:
-                    raise httpx2.DecodingError(str(error)) from error
-                if (content := content + len(piece)) > MOST_CONTENT:
-                    raise httpx2.DecodingError(f"a gzip body of more than {MOST_CONTENT} bytes")
+                    if begun or bits != zlib.MAX_WBITS:
+                        raise httpx2.DecodingError(str(error)) from error
+                    # Some servers send `deflate` without the header that it should have.
+                    member, begun = zlib.decompressobj(-zlib.MAX_WBITS), True
+                    continue
+                begun = begun or bool(data)
                 if piece:
                     yield piece
                 data = member.unconsumed_tail
                 if member.eof:
-                    data, member = member.unused_data, zlib.decompressobj(zlib.MAX_WBITS | 16)
+                    data, member = member.unused_data, zlib.decompressobj(bits)
                     if not GZIP.startswith(data[:2]):  # padding
                         return
                 if not data and not piece:

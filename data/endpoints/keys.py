@@ -5,6 +5,7 @@ contains it is not kept. That holds for keys of any length, but not for words th
 a client demands one: those are no secret, and occur in ordinary text.
 """
 
+import base64
 import html
 import json
 import os
@@ -15,6 +16,7 @@ from nautile.common.errors import ConfigError
 from nautile.configs.endpoint import EndpointConfig
 
 MAX_MESSAGE = 300  # characters of an error message
+SHORTEST_ENCODED = 8  # characters; a shorter one is a few digits in base64, as ordinary text may have them
 SHORTEST_KEY = 4  # characters; a shorter one could not be told apart from ordinary text
 # What the documentation of servers without keys tells their users to set, in small letters.
 PLACEHOLDERS = {
@@ -69,10 +71,18 @@ def safe_message(text: str, config: EndpointConfig) -> str:
 
 
 def _forms(key: str) -> list[str]:
-    """How a secret key may stand in a text: as it is, or escaped for JSON, Python, a URL or HTML; longest first."""
+    """How a secret key may stand in a text: as it is, escaped for JSON, Python, a URL or HTML, or as the part of base64
+    (of `user:key`, as HTTP's basic authentication has it) or hexadecimal digits that is the key's; longest first.
+    """
     if not key or key.lower() in PLACEHOLDERS:
         return []
     in_json, in_urls = json.dumps(key)[1:-1], {quote(key), quote(key, safe="")}
     forms = {key, in_json, in_json.replace("/", "\\/"), repr(key)[1:-1], html.escape(key), *in_urls}
     forms |= {re.sub("%..", lambda code: code[0].lower(), form) for form in in_urls}
+    if len(key) >= SHORTEST_ENCODED:
+        forms |= {key.encode().hex(), key.encode().hex().upper()}
+        for before in range(3):  # bytes before the key in a group of three
+            first, end = -(-8 * before // 6), 8 * (before + len(key)) // 6
+            digits = base64.b64encode(bytes(before) + key.encode())[first:end].decode()
+            forms |= {digits, digits.replace("+", "-").replace("/", "_")}
     return sorted(forms, key=len, reverse=True)

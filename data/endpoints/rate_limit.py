@@ -1,11 +1,9 @@
 """The rate limiter of one endpoint: by configured limits, by limits stated in headers, or inferred from refusals.
 
 Requests are spaced evenly, not sent in bursts, because a limit per minute is often enforced per second. If the server
-states no limit, the rate is unlimited until a quarter of the requests of two seconds is refused (429), or one is
-refused with a pause of half a second or more; single refusals may have other reasons, and are only retried. Then the
-rate is set 4 % below the accepted rate, and rises again on a cubic curve, as in TCP CUBIC (RFC 9438): it stays near the
-limit for long, exceeds it after half a minute, and rises far beyond only if nothing is refused there. A refusal during
-the rise cuts the rate again, unless refusals were as frequent at the low rate.
+states no limit, the rate is unlimited until a fifth of the requests of two seconds is refused (429), or one is refused
+with a pause of half a second or more; single refusals may have other reasons, and are only retried. The rate is then
+set below the accepted rate, and rises by additive increase with multiplicative decrease, as in TCP (RFC 5681).
 """
 
 import math
@@ -20,11 +18,12 @@ HEADROOM = 0.98  # of a stated limit: our clock and the server's differ
 SAMPLE, SAMPLE_S = 16, 2.0  # the accepted rate is measured over this many requests or this time, whichever is more
 HISTORY = 1024  # latest requests kept for the measurement
 LEAST_SAMPLE_S = 0.25  # a shorter sample does not show the accepted rate
-CROWDED = 0.25  # share of a sample that is refused when the rate is clearly too high
-NOISE = 0.02  # share of refusals since the last cut; if more are refused, even at a low rate, they are taken for noise
-LONG_PAUSE_S, LONG_PAUSE_CUT = 0.5, 0.75  # a pause this long means that the rate is too high; the factor to cut it by
-CUT = 0.04  # how far below the accepted rate the rate is set
-RECOVERY_S = 30.0  # until the rate has returned to where it was cut
+CROWDED = 0.2  # share of a sample that is refused when the rate is clearly too high
+LONG_PAUSE_S = 0.5  # a pause this long means that the rate is too high
+BELOW_ACCEPTED = 0.96  # of the accepted rate, where a sample shows it
+DECREASE, FAR_DECREASE = 0.9, 0.75  # of the rate, at a long pause; the second where the limit is far below the rate
+FAR_S = 10.0  # a refusal so soon after a cut means that the cut was too small
+INCREASE = 0.01  # of the rate after the last cut, each second; less where a refusal costs a pause
 DOUBLING_S = 1.0  # time in which the rate doubles during the search for the limit
 FIRST_IN_FLIGHT = 16  # requests in flight before the first answer; each answer allows one more
 SLACK_S = 0.05  # a delay up to this is made up for by sending the next request earlier
@@ -67,8 +66,7 @@ class RateLimiter:
     """Limits the rate of requests and tokens to one endpoint. `clock` in seconds; to be used from one event loop.
 
     The inference of an unstated limit has two phases. While `_searching`, the rate doubles every `_doubling_s` until a
-    refusal shows the limit. After that, `_ceiling` is the accepted rate at the last refusal, and the rate follows the
-    cubic curve around it.
+    refusal shows the limit. After that it rises linearly from the rate of the last cut, `_cut_to`.
     """
 
     def __init__(
@@ -84,11 +82,10 @@ class RateLimiter:
         self._sent: deque[float] = deque(maxlen=HISTORY)  # times when the latest requests were sent
         self._refused: deque[float] = deque(maxlen=HISTORY)  # the same for refused requests
         self._searching = True
-        self._ceiling = math.inf
         self._doubling_s = DOUBLING_S
-        self._sent_since_cut = self._refused_since_cut = 0
         self._paused_until, self._paused_s = -math.inf, 0.0
-        self._cut_at, self._rise_from, self._grown_at = -math.inf, math.inf, math.inf
+        self._cut_to, self._cut_at, self._grown_at = math.inf, -math.inf, math.inf
+        self._pause_s = 0.0  # that the server asked for at the last refusal
 
     @property
     def pause_s(self) -> float:
@@ -106,7 +103,6 @@ class RateLimiter:
         """Record that a request of up to `tokens` tokens is sent now. Returns the time, for `on_rate_limit`."""
         now = self._active_time()
         self.sent_count += 1
-        self._sent_since_cut += 1
         self.requests.take(1, now)
         self.tokens.take(tokens, now)
         self._sent.append(now)
@@ -115,7 +111,6 @@ class RateLimiter:
     def on_unsent(self, tokens: int) -> None:
         """Take back the last `on_sent`: the request was not sent after all."""
         self.sent_count -= 1
-        self._sent_since_cut = max(0, self._sent_since_cut - 1)
         self.requests.give_back(1)
         self.tokens.give_back(tokens)
         self._sent.pop()  # perhaps another one's time, a moment later
@@ -138,30 +133,25 @@ class RateLimiter:
         self._paused_until = paused_until
         if sent_at <= self._cut_at:
             return  # sent before the last cut, so it says nothing about the current rate
-        self._refused_since_cut += 1
+        self._pause_s = pause_s
         sent, refused, elapsed = self._sample(sent_at)
         long_pause = pause_s >= LONG_PAUSE_S
         crowded = sent >= SAMPLE and not long_pause and refused >= CROWDED * sent
-        # A refusal early in the rise after a cut means that the cut was too small.
-        early = now - self._rise_from < RECOVERY_S / 3
         if crowded and elapsed >= LEAST_SAMPLE_S:
             # Clearly too fast, and the sample is long enough to show the accepted rate. Never cut below a quarter.
             rate = min(self.requests.rate, sent / elapsed)
-            self._cut(min(rate, max(rate / 4, (1 + CUT / 2) * (sent - refused) / elapsed)))
+            self._cut(max(rate / 4, BELOW_ACCEPTED * (sent - refused) / elapsed))
         elif long_pause and self.requests.rate < math.inf:
             # The server says that we are too fast. The sample is useless, because the server recovers while we pause.
-            self._cut(self.requests.rate * (LONG_PAUSE_CUT if self._searching or early else 1.0))
+            far = self._searching or now - self._cut_at < FAR_S
+            self._cut(self.requests.rate * (FAR_DECREASE if far else DECREASE))
         elif self._searching and (crowded or long_pause):
             # A short burst shows that the rate was too high, but not which rate would be accepted: halve it, go on.
             rate = self.requests.rate
             if rate == math.inf:
                 rate = max(1, sent) / max(elapsed, LEAST_SAMPLE_S)
-            self.requests.inferred = max(SLOWEST, rate / 2)
             self._doubling_s *= 2
-            self._start_rise()
-        elif not self._searching and not early and self._refused_since_cut < NOISE * self._sent_since_cut:
-            # The first refusals near or above the old ceiling: this is the limit.
-            self._cut(self.requests.rate)
+            self._cut(rate / 2, searching=True)
 
     def on_headers(self, headers: Mapping[str, str]) -> None:
         for spacing, names in ((self.requests, _REQUEST_HEADERS), (self.tokens, _TOKEN_HEADERS)):
@@ -192,21 +182,15 @@ class RateLimiter:
         if self._searching:
             self.requests.inferred *= 2 ** ((now - self._grown_at) / self._doubling_s)
         else:
-            # -1 right after a cut (the rate is CUT below the ceiling), 0 at the ceiling, above 0 beyond it.
-            phase = (now - self._rise_from) / RECOVERY_S - 1
-            self.requests.inferred = self._ceiling * (1 + CUT * phase**3)
+            gain = INCREASE * self._cut_to / (1 + self._pause_s)
+            self.requests.inferred += gain * (now - self._grown_at)
         self._grown_at = now
 
-    def _cut(self, ceiling: float) -> None:
-        """Set the rate a little below `ceiling`, the presumed limit."""
-        self._searching = False
-        self.requests.inferred = max(SLOWEST, (1 - CUT) * ceiling)
-        self._ceiling = max(ceiling, self.requests.inferred)
-        self._start_rise()
-
-    def _start_rise(self) -> None:
-        self._cut_at = self._grown_at = self._rise_from = self._active_time()
-        self._sent_since_cut = self._refused_since_cut = 0
+    def _cut(self, rate: float, searching: bool = False) -> None:
+        """Set the rate, which rises from there."""
+        self._searching = searching
+        self.requests.inferred = self._cut_to = max(SLOWEST, rate)
+        self._cut_at = self._grown_at = self._active_time()
 
     def _active_time(self) -> float:
         """The clock, stopped during pauses that the server asked for: they must not count as time without refusals."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import zlib
 
 import httpx2
 import pytest
@@ -62,3 +63,11 @@ def test_a_small_body_that_holds_more_than_any_reply_is_not_read_to_its_end(monk
     assert len(read(gzip.compress(b"\0" * (2 << 20)))) == 2 << 20
     with pytest.raises(httpx2.DecodingError, match="more than 2097152 bytes"):
         read(gzip.compress(b"\0" * (1 << 20)) * 3)
+    for body, encoding in ((zlib.compress(b"\0" * (3 << 20)), "deflate"), (b"\0" * (3 << 20), "identity")):
+        with pytest.raises(httpx2.DecodingError, match="more than"):
+            read(body, encoding)
+
+
+def test_deflate_is_read_with_its_header_and_without():
+    without = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    assert read(zlib.compress(BODY), "deflate") == read(without.compress(BODY) + without.flush(), "deflate") == BODY

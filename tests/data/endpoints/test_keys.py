@@ -1,5 +1,6 @@
 """A key of any length is in nothing that is written; a word in the place of a key is none."""
 
+import base64
 import json
 import logging
 
@@ -124,3 +125,15 @@ def test_no_logger_at_any_level_writes_a_key_a_prompt_or_a_reply(pool_for, monke
     assert reply.text == said
     assert any(record.name.startswith("httpcore") for record in caplog.records), "the libraries were heard"
     assert [text for text in (key, said, prompt) if text in caplog.text] == []
+
+
+@pytest.mark.parametrize("user", ["", "u", "ab", "user"])
+def test_a_key_in_base64_or_hexadecimal_digits_is_a_key(monkeypatch, user):
+    endpoint = EndpointConfig(kind="openai", model="fake", url="http://127.0.0.1:1", key_variable="FAKE_KEY")
+    for key in ("s3cret-of-15-ch", "sk-1234567890abcdef", "~~>?~~>?~~"):
+        monkeypatch.setenv("FAKE_KEY", key)
+        pair = f"{user}:{key}".encode()
+        for form in (base64.b64encode(pair), base64.urlsafe_b64encode(pair), pair.hex().encode()):
+            assert repeats_key(f"Authorization: Basic {form.decode()}", endpoint)
+            assert "[key]" in redact_key(form.decode(), endpoint)
+        assert not repeats_key(base64.b64encode(b"any other secret text").decode(), endpoint)
