@@ -80,7 +80,7 @@ lint: $(READY)
 types: $(READY)
 	@$(BIN)/mypy
 
-# The packages that import none of these: 6 s, so that the first `make check` of a clone takes no minute longer.
+# The strict packages, which import none of these: 6 s, so that the first `make check` of a clone takes no minute longer.
 quick-types: $(READY)
 	@$(BIN)/mypy -p nautile.common -p nautile.configs -p nautile.store
 

@@ -62,7 +62,8 @@ def key_fields(section: dict[str, Any]) -> dict[str, Any]:
 
 def key_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The semantic fields of a whole configuration (JSON data), which some step's key has."""
-    return _semantic(settings, RunConfig, {})
+    fields: dict[str, Any] = _semantic(settings, RunConfig, {})
+    return fields
 
 
 def with_local_files(section: dict[str, Any], memory: Path | None = None) -> dict[str, Any]:

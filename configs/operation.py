@@ -168,7 +168,8 @@ class OperationConfig(StageOperations):
 
     def of(self, stage: str) -> StageOperation:
         """The section of a stage."""
-        return getattr(self, stage)
+        section: StageOperation = getattr(self, stage)
+        return section
 
 
 class ScheduleConfig(Section):

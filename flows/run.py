@@ -129,7 +129,7 @@ def run(
             reference = store_config(store, config, base, argument)
             try:
                 with tags(TAG, config.name):
-                    outputs: dict[str, dict[str, str]] = pipeline(  # type: ignore[assignment]  # no State is asked for
+                    outputs: dict[str, dict[str, str]] = pipeline(  # no State is asked for
                         reference, **selection.parameters(), name=name or run_name_of(config)
                     )
             except FailedRun as refusal:  # what was checked above has changed since

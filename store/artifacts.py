@@ -93,7 +93,8 @@ class Artifact:
     @property
     def execution(self) -> str:
         """The id of the execution that made it, which is that of no other version of its key."""
-        return self.manifest["execution"]
+        execution: str = self.manifest["execution"]
+        return execution
 
     @property
     def recorded_execution(self) -> str:

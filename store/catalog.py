@@ -251,7 +251,8 @@ class Catalog:
                 )
         except OSError as error:
             raise ConfigError(f"{out} cannot be written: {error.strerror}") from error
-        return rows[0][0]
+        count: int = rows[0][0]
+        return count
 
     def lineage(self, artifact_id: str) -> list[CatalogRow]:
         """The artifact `artifact_id` and all artifacts that it was made from, directly or indirectly.

@@ -612,7 +612,7 @@ def _is_intact(path: Path, entry: dict[str, Any]) -> bool:
     """Whether a local file has the size and digest of its entry in the manifest."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size != entry["bytes"]:
         return False
-    return sha256_of(path) == entry["sha256"]
+    return bool(sha256_of(path) == entry["sha256"])
 
 
 def payload_prefix(manifest: Mapping[str, Any]) -> str:

@@ -243,7 +243,8 @@ class StagingMirror:
         """The files of the last snapshot that this machine sent; empty if another machine has sent one since."""
         sent, snapshot = read_json(self._files.sent), self._snapshot(self._prefix)
         if isinstance(sent, dict) and isinstance(snapshot, dict) and sent["snapshot"] == snapshot.get("id"):
-            return sent["files"]
+            files: Stamps = sent["files"]
+            return files
         return {}
 
     def _record_sent(self, snapshot: str, files: Stamps) -> None:

@@ -225,4 +225,5 @@ def run_seconds(row: Mapping[str, Any], live: bool) -> float | None:
     """The time of the run of a row of `runs`: wall time from its first start to its end, of a live run until now."""
     if not live or row["begun"] is None:
         return None if row["seconds"] is None else float(row["seconds"])
-    return max(0.0, (datetime.now(UTC).replace(tzinfo=None) - row["begun"]).total_seconds())
+    begun: datetime = row["begun"]
+    return max(0.0, (datetime.now(UTC).replace(tzinfo=None) - begun).total_seconds())
