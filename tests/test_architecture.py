@@ -324,16 +324,17 @@ def test_the_longest_test_files_are_named_right():
 @pytest.mark.parametrize(
     ("name", "least"),
     [
-        ("requirements.lock", 100),
-        ("requirements-ahead.lock", 3),
-        ("requirements-harness.lock", 20),
-        ("requirements-trackers.lock", 2),
-        ("requirements-installer.lock", 1),
-        ("requirements-audit.lock", 10),
+        ("dev.lock", 100),
+        ("production.lock", 100),
+        ("ahead.lock", 3),
+        ("harness.lock", 20),
+        ("trackers.lock", 2),
+        ("installer.lock", 1),
+        ("audit.lock", 10),
     ],
 )
 def test_the_locks_name_no_address_and_pin_by_digest(name, least):
-    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "requirements" / name).read_text(encoding="utf-8").splitlines()
     assert not [line for line in lines if "://" in line]
     pinned = [i for i, line in enumerate(lines) if line and line[0].isalnum()]
     assert len(pinned) > least
