@@ -52,7 +52,7 @@ def export_onnx(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
     try:
         import onnx
     except ImportError:
-        raise ConfigError(f"exports for onnxruntime and the web need the package onnx: {how_to_install('onnx')}") from None
+        raise ConfigError(f"exports for onnxruntime and the web need onnx: {how_to_install('onnx')}") from None
     from nautile.model.exports.onnx.graph import WeightFile
     from nautile.model.exports.onnx.graphs import prompt_graph, step_graph, write_weights
 
