@@ -15,11 +15,12 @@ RUN useradd --create-home --uid 1000 nautile && install --directory --owner=naut
 
 WORKDIR /opt/nautile
 
-# As `make` sets up .venv: the installer and all packages by digest. Code that changes leaves these layers as they are.
-COPY requirements-installer.lock requirements.lock ./
+# As `make` sets up .venv, without the tools of development: the installer and all packages by digest. Code that changes
+# leaves these layers as they are.
+COPY requirements/installer.lock requirements/production.lock requirements/
 RUN python -m venv .venv
-RUN .venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check --require-hashes -r requirements-installer.lock
-RUN .venv/bin/uv pip install --no-cache --compile-bytecode --python .venv/bin/python --no-deps --require-hashes -r requirements.lock
+RUN .venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check --require-hashes -r requirements/installer.lock
+RUN .venv/bin/uv pip install --no-cache --compile-bytecode --python .venv/bin/python --no-deps --require-hashes -r requirements/production.lock
 
 COPY . .
 RUN .venv/bin/uv pip install --no-cache --python .venv/bin/python --no-deps --no-build-isolation --editable .

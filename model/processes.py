@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from orbax.checkpoint.multihost import get_barrier_sync_fn
 
 from nautile.common.errors import ConfigError, Retryable
 
@@ -70,6 +69,9 @@ def share_of(count: int) -> slice:
 
 def _barrier() -> None:
     """Wait for all processes. An exchange on CPU times out after 30 s, and a judge on one process may take longer."""
+    # Imported only here: it loads tensorstore, and a single process, as that of `nautile chat`, meets nobody.
+    from orbax.checkpoint.multihost import get_barrier_sync_fn
+
     get_barrier_sync_fn()(key=f"meeting-{next(_barriers)}", timeout_ms=BARRIER_TIMEOUT_MS)
 
 

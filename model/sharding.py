@@ -15,13 +15,11 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nautile.common.errors import ConfigError
 from nautile.model.layers.common import Params
-from nautile.model.training.optimizer import is_stacked
 
 ROWS = PartitionSpec(("data", "fsdp"))  # split by rows over all devices
 WHOLE = PartitionSpec()  # replicated on every device
@@ -45,6 +43,11 @@ def row_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, ROWS)
 
 
+def is_stacked(path: tuple[Any, ...]) -> bool:
+    """Whether the parameter at this pytree path has the leading axis of the blocks."""
+    return str(getattr(path[0], "key", path[0])) == "blocks"
+
+
 def parameter_shardings(shapes: Params, mesh: Mesh) -> Params:
     """The sharding of every parameter; `shapes` is a tree of arrays or `ShapeDtypeStruct`s."""
     size = mesh.shape["fsdp"]
@@ -58,22 +61,6 @@ def parameter_shardings(shapes: Params, mesh: Mesh) -> Params:
         return NamedSharding(mesh, PartitionSpec(*[None] * longest, "fsdp"))
 
     return jax.tree_util.tree_map_with_path(rule, shapes)
-
-
-def optimizer_shardings(tx: optax.GradientTransformation, shapes: Params, shardings: Params, mesh: Mesh) -> Any:
-    """Shardings of the optimizer state: a moment is split as its parameter is; counts and other scalars are replicated.
-
-    A leaf is a moment if its path in the state ends with the path of a parameter.
-    """
-    by_path = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(shardings)}
-
-    def rule(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        keys = _keys(path)
-        suffixes = (keys[start:] for start in range(len(keys)))
-        sharding = next((by_path[suffix] for suffix in suffixes if suffix in by_path), None)
-        return replicated(mesh) if sharding is None or leaf.ndim == 0 else sharding
-
-    return jax.tree_util.tree_map_with_path(rule, jax.eval_shape(tx.init, shapes))
 
 
 class OnMesh:
@@ -151,8 +138,3 @@ def _several_devices() -> bool:
     """Whether the program is being traced for a mesh of several devices."""
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and mesh.size > 1
-
-
-def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """A pytree path as names, whether its parts are dict keys, attributes or indices."""
-    return tuple(str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path)

@@ -33,7 +33,7 @@ from nautile.model.layers.common import Params
 from nautile.model.loss import token_logprobs
 from nautile.model.nautile import PrefixStates, continue_from, run_prefixes, shapes
 from nautile.model.program_thread import program_threads
-from nautile.model.sharding import ROWS, OnMesh, optimizer_shardings, parameter_shardings, replicated, row_sharding
+from nautile.model.sharding import ROWS, OnMesh, parameter_shardings, replicated, row_sharding
 from nautile.model.training import optimizer
 from nautile.rl.objectives import importance_weights, kl_to_reference, surrogate
 
@@ -134,7 +134,7 @@ class LearnerProgram:
         self.kinds, self.frozen_kinds = kinds, frozen_kinds
         self.shardings = parameter_shardings(kinds, mesh)
         self.frozen_shardings = parameter_shardings(frozen_kinds, mesh)
-        self.state_shardings = optimizer_shardings(self.tx, kinds, self.shardings, mesh)
+        self.state_shardings = optimizer.state_shardings(self.tx, kinds, self.shardings, mesh)
         self.initial_state = jax.jit(self.tx.init, out_shardings=self.state_shardings)
         whole = replicated(mesh)
         # Prompt states are [blocks, prompts, ...]: the second axis is split over the devices.

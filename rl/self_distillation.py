@@ -36,7 +36,6 @@ from nautile.model.processes import joint_termination, on_first
 from nautile.model.sharding import (
     OnMesh,
     make_mesh,
-    optimizer_shardings,
     parameter_shardings,
     put_shared_rows,
     replicated,
@@ -259,7 +258,7 @@ def programs(
     tx = tx_of(lambda count: jnp.zeros((), jnp.float32))  # any rate: the state's shapes do not depend on it
     kinds = shapes(model)
     shardings = parameter_shardings(kinds, mesh)
-    moments = optimizer_shardings(tx, kinds, shardings, mesh)
+    moments = optimizer.state_shardings(tx, kinds, shardings, mesh)
     outs = (shardings, moments, replicated(mesh), replicated(mesh))
     step = jax.jit(partial(update, model, tx_of, aggregate), donate_argnums=1, out_shardings=outs)
     return jax.jit(tx.init, out_shardings=moments), OnMesh(mesh, step)

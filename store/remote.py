@@ -25,6 +25,7 @@ from urllib.parse import unquote, urlsplit
 import fsspec
 
 from nautile.common.errors import ConfigError, Retryable
+from nautile.common.extras import how_to_install
 from nautile.common.files import not_writable, parse_json, read_json, write_json
 from nautile.common.retry import Backoff, retry
 
@@ -38,7 +39,7 @@ PARALLEL_REQUESTS = 8
 BLOCK = 8 * 2**20  # bytes
 # Timeouts in seconds. The retries of botocore and s3fs are off: all libraries' attempts multiply, and ours are enough.
 _OPTIONS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 0}}}
-_PACKAGES = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 _NOT_RETRIED = (PermissionError, FileNotFoundError, NotImplementedError, ImportError)
 
@@ -72,15 +73,15 @@ class Remote:
     @cached_property
     def _filesystem(self) -> tuple[Any, str]:
         scheme = self.url.partition("://")[0]
-        options = _OPTIONS if _PACKAGES.get(scheme) == "s3" else {}
+        options = _OPTIONS if _PACKAGES.get(scheme) == "s3fs" else {}
         try:
             # Without fsspec's cache of listings: other machines write to the same folders.
             filesystem, base = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **options)
         except ImportError as error:
-            extra = _PACKAGES.get(scheme)
-            how = f"`pip install 'nautile[{extra}]'`" if extra else f"install the package ({error})"
+            package = _PACKAGES.get(scheme)
+            how = how_to_install(package) if package else f"install the package ({error})"
             raise ConfigError(f"the store {self.url} needs a package that is not installed: {how}") from None
-        if _PACKAGES.get(scheme) == "s3":
+        if _PACKAGES.get(scheme) == "s3fs":
             filesystem.retries = 1
         return filesystem, base.rstrip("/")
 

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from nautile.common import extras
+from nautile.common.extras import WITHOUT_DEPENDENCIES, packages_by_extra
+
 ROOT = Path(__file__).resolve().parents[1]
 # A package imports only from packages to its left. `store` stands beside them: see `allowed`.
 LAYERS = ("common", "configs", "data", "model", "evals", "rl", "tasks", "flows", "uses")
@@ -25,7 +28,19 @@ PRIVATE_NAMES_OF_PREFECT = {
     ("flows/operate/deployments.py", "_cancelling_observer"),
 }
 # Modules that may be imported inside a function, because each loads an extra.
-LATE = {"nautile.model.exports.onnx.graph"}
+LATE = {"nautile.model.exports.onnx.graph", "nautile.model.runtimes.onnx_runtime"}
+# The modules that an extra is for. The core's are those of `nautile chat`, `params`, `export` and `import`.
+MODULES_OF_EXTRAS = {
+    "": (
+        "nautile.common.processes", "nautile.flows.cli.main", "nautile.flows.cli.chat", "nautile.flows.cli.tables",
+        "nautile.flows.named", "nautile.flows.render", "nautile.model.decoding", "nautile.model.exports.formats",
+        "nautile.model.runtimes.load", "nautile.model.weights", "nautile.store.artifacts", "nautile.store.mirror",
+    ),
+    "serve": ("nautile.flows.serve", "nautile.flows.cli.serve"),
+    "edge": ("nautile.model.runtimes.onnx_runtime", "nautile.model.exports.onnx"),
+    "uses": ("nautile.uses",),
+    "pipeline": (),
+}  # fmt: skip
 # Copied into an export, where they import each other and what the project itself never does.
 SHIPPED = {f"{name}_nautile.py" for name in ("cache", "configuration", "modeling")}
 
@@ -230,23 +245,50 @@ def test_no_private_name_of_prefect_is_used():
     assert set(found) == PRIVATE_NAMES_OF_PREFECT, f"public forms instead, or a reason: {wrong}"
 
 
+def is_foreign(name: str) -> bool:
+    return name.split(".")[0] not in {"nautile", *sys.stdlib_module_names}
+
+
 def test_every_package_that_is_imported_is_declared():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
-    names = (re.match(r"[\w.-]+", line) for line in [*project["dependencies"], *extras])
-    declared = {canonical(name[0]) for name in names if name}
+    declared = set(WITHOUT_DEPENDENCIES).union(*packages_by_extra().values())
     distributions = packages_distributions()
     for path in sources(*PACKAGES):
         for node, name in imports_of(path):
-            package = name.split(".")[0]
-            if package == "nautile" or package in sys.stdlib_module_names:
-                continue
-            providers = {canonical(provider) for provider in distributions.get(package, [package])}
-            assert providers & declared, f"{path.relative_to(ROOT)}:{node.lineno}: {package} is not in pyproject.toml"
+            if is_foreign(name):
+                package, where = extras.package_of(name), f"{path.relative_to(ROOT)}:{node.lineno}"
+                assert package in declared, f"{where}: {package} is not in pyproject.toml"
+                # The name is right. A namespace has several packages, one that is not installed has none.
+                providers = distributions.get(name.split(".")[0], [package])
+                assert package in map(extras.canonical, providers), f"{where}: {name} is in {providers}"
 
 
-def canonical(distribution: str) -> str:
-    return re.sub(r"[-_.]+", "-", distribution).lower()
+@pytest.mark.parametrize("extra", MODULES_OF_EXTRAS)
+def test_modules_are_loaded_with_the_core_s_packages_and_those_of_their_extra(extra):
+    """By the imports at the top of each file. What no other extra is for is the pipeline's."""
+
+    def own(*prefixes: str) -> set[str]:
+        return {name for name in modules() if any(f"{name}.".startswith(f"{prefix}.") for prefix in prefixes)}
+
+    others = set().union(*(own(*prefixes) for prefixes in MODULES_OF_EXTRAS.values()))
+    loaded = own(*MODULES_OF_EXTRAS[extra]) or set(modules()) - others
+    at_the_top = {
+        name: {target for node, target in imports_of(path) if node in tree_of(path).body}
+        for name, path in modules().items()
+    }
+    graph = {name: targets & set(modules()) for name, targets in at_the_top.items()}
+    loaded = loaded.union(*(reachable(graph, name) for name in loaded))
+    imported = {(name, extras.package_of(to)) for name in loaded for to in at_the_top[name] if is_foreign(to)}
+    packages = packages_by_extra()
+    allowed_packages = packages[""] | packages.get(extra, set())
+    if extra == "":  # they take seconds to import; flax itself imports optax
+        allowed_packages -= {"optax", "orbax-checkpoint"}
+    wrong = sorted((name, package) for name, package in imported if package not in allowed_packages)
+    assert not wrong, wrong
+
+
+def test_packages_without_their_requirements_are_pinned_as_in_the_locks():
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
+    assert groups["stand-ins"] == [f"{name}=={version}" for name, version in WITHOUT_DEPENDENCIES.items()]
 
 
 def test_a_class_name_has_one_meaning():
@@ -321,19 +363,32 @@ def test_the_longest_test_files_are_named_right():
     assert not [name for name in names if not (ROOT / name).is_file() and (ROOT / "uses").is_dir()]
 
 
+def pins(name: str) -> set[str]:
+    lines = (ROOT / "requirements" / name).read_text(encoding="utf-8").splitlines()
+    return {line.removesuffix("\\").strip() for line in lines if line and line[0].isalnum()}
+
+
+def test_production_has_the_versions_of_development_without_its_tools():
+    development, production = pins("dev.lock"), pins("production.lock")
+    assert production < development
+    left_out = {pin.partition("==")[0] for pin in development - production}
+    assert {"pytest", "playwright", "moto", "mypy", "ruff", "hypothesis", "schemathesis"} <= left_out
+
+
 @pytest.mark.parametrize(
     ("name", "least"),
     [
-        ("requirements.lock", 100),
-        ("requirements-ahead.lock", 3),
-        ("requirements-harness.lock", 20),
-        ("requirements-trackers.lock", 2),
-        ("requirements-installer.lock", 1),
-        ("requirements-audit.lock", 10),
+        ("dev.lock", 100),
+        ("production.lock", 100),
+        ("ahead.lock", 3),
+        ("harness.lock", 20),
+        ("trackers.lock", 2),
+        ("installer.lock", 1),
+        ("audit.lock", 10),
     ],
 )
 def test_the_locks_name_no_address_and_pin_by_digest(name, least):
-    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "requirements" / name).read_text(encoding="utf-8").splitlines()
     assert not [line for line in lines if "://" in line]
     pinned = [i for i, line in enumerate(lines) if line and line[0].isalnum()]
     assert len(pinned) > least

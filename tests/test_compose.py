@@ -156,7 +156,7 @@ def test_the_image_has_all_code_and_no_tests_history_or_secrets():
     files = {str(path.relative_to(ROOT)) for path in copied(["."])}
     for link in (path for path in (ROOT / "src" / "nautile").iterdir() if path.is_symlink()):
         assert {f"src/nautile/{link.name}", f"{link.name}/__init__.py"} <= files
-    assert {"prefect.yaml", "configs/local.toml", "flows/operate/logging.yml", "requirements.lock"} <= files
+    assert {"prefect.yaml", "configs/local.toml", "flows/operate/logging.yml", "requirements/production.lock"} <= files
     assert not [name for name in files if fnmatch(name, "tests/*") or name.startswith((".git", "secrets"))]
 
 
@@ -174,7 +174,7 @@ def test_the_steps_of_the_image_leave_a_working_command_line(tmp_path):
     for name, text in instructions():
         if name == "COPY":
             *sources, target = text.split()
-            assert target == "./" or text == ". ."
+            assert target == "requirements/" or text == ". ."
             for path in copied(sources):
                 (image / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, image / path.relative_to(ROOT), follow_symlinks=False)

@@ -17,7 +17,8 @@ def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[st
 @pytest.fixture
 def bare(tmp_path):
     """A folder with the two files that the set-up depends on, and a python that says it is 3.10."""
-    (tmp_path / "requirements.lock").touch()
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements" / "dev.lock").touch()
     (tmp_path / "pyproject.toml").touch()
     old = tmp_path / "python3.10"
     pretend = "import sys; sys.version_info = (3, 10, 0); exec(sys.argv[2])"
@@ -52,7 +53,7 @@ def test_an_old_python_is_refused_with_the_way_out(bare):
     ],
 )
 def test_what_each_target_does(target, does):
-    locks = [f"requirements-{name}" for name in ("ahead.lock", "harness.lock", "torch.txt", "trackers.lock")]
+    locks = [f"requirements/{name}" for name in ("ahead.lock", "harness.lock", "torch.txt", "trackers.lock")]
     done = make("-n", *(word for lock in locks for word in ("-W", lock)), target)
     assert done.returncode == 0, done.stderr
     assert does in done.stdout
@@ -64,7 +65,7 @@ def test_set_up_is_done_once(bare):
     ready.touch()
     done = make("-n", "run", folder=bare)
     assert "pip install" not in done.stdout
-    again = make("-n", "-W", "requirements.lock", "run", folder=bare).stdout
+    again = make("-n", "-W", "requirements/dev.lock", "run", folder=bare).stdout
     assert "pip install" in again
     for line in again.splitlines():
         if "pip install" in line:  # whatever is fetched is pinned by digest; the rest is this folder

@@ -96,7 +96,7 @@ def report(answers: list[dict[str, Any]], moment: datetime) -> tuple[str, int]:
 
 def main(out: Path, pip_audit: str | None) -> int:
     moment = datetime.now(UTC)
-    pinned_packages = [package for lock in sorted(ROOT.glob("requirements*.lock")) for package in packages(lock)]
+    pinned_packages = [package for lock in sorted(ROOT.glob("requirements/*.lock")) for package in packages(lock)]
     out.mkdir(parents=True, exist_ok=True)
     (out / "sbom.json").write_text(
         json.dumps(bill_of_materials(pinned_packages, moment), indent=1) + "\n", encoding="utf-8"

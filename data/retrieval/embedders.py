@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import onnxruntime
-from tokenizers import Tokenizer
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.events import Emit, silent
+from nautile.common.extras import how_to_install
 from nautile.common.keyed_log import KeyedLog
 from nautile.common.retry import Backoff, retry
 from nautile.configs.distill import EmbeddingConfig
@@ -180,7 +179,11 @@ class MiniLM:
         return (mean / np.linalg.norm(mean)).astype(np.float32)
 
     @cached_property
-    def _model(self) -> tuple[onnxruntime.InferenceSession, Tokenizer]:
+    def _model(self) -> tuple[Any, Any]:
+        """onnxruntime's session and the tokenizer, of packages that a run with an embedding endpoint does not need."""
+        import onnxruntime
+        from tokenizers import Tokenizer
+
         tokenizer = Tokenizer.from_file(str(_package_file(*TOKENIZER_FILE)))
         tokenizer.no_padding()
         tokenizer.enable_truncation(MAX_TOKENS)
@@ -195,7 +198,7 @@ def _package_file(package: str, name: str) -> Path:
     try:
         path = Path(str(importlib.metadata.distribution(package).locate_file(name)))
     except importlib.metadata.PackageNotFoundError:
-        raise ConfigError(f"sentence vectors need the package {package}; install it (`make run` does)") from None
+        raise ConfigError(f"sentence vectors need the package {package}: {how_to_install(package)}") from None
     if not path.is_file():
         raise ConfigError(f"sentence vectors need {name} of {package}, which is missing; reinstall {package}")
     return path

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import numpy as np
 
 from nautile.common.errors import ConfigError
+from nautile.common.extras import how_to_install
 from nautile.data.records import WebRecord
 from nautile.data.shuffle import permute
 
@@ -40,7 +41,7 @@ def articles(seed: int = 0) -> list[Article]:
         path = Path(str(importlib.metadata.distribution(PACKAGE).locate_file(FILE)))
         rows: dict[str, dict[str, str]] = json.loads(path.read_bytes())
     except importlib.metadata.PackageNotFoundError:
-        raise ConfigError(f"reader 'wikipedia' needs the package {PACKAGE}; install it (`make run` does)") from None
+        raise ConfigError(f"reader 'wikipedia' needs the package {PACKAGE}: {how_to_install(PACKAGE)}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"reader 'wikipedia': {FILE} of {PACKAGE} cannot be read ({error}); reinstall it") from None
     entries = [

@@ -21,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from nautile.common.commands import config_words, shell_command
 from nautile.common.errors import ConfigError, Retryable
+from nautile.common.extras import missing_extra
 from nautile.common.files import read_bounded_text, read_json
 from nautile.common.processes import begin_as_usual, die_with_parent, give_way, loopback_direct, restart_on_huge_pages
 from nautile.common.text import controls_escaped, visible
@@ -566,7 +567,8 @@ def _run_command() -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        return _fail(*unexpected(error))
+        refusal = missing_extra(error)
+        return _fail(str(refusal), 2) if refusal else _fail(*unexpected(error))
     return 0
 
 

@@ -9,6 +9,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -89,10 +90,13 @@ def unexpected(error: Exception) -> tuple[str, int]:
     A setting that Prefect refuses as it is imported is the user's mistake. Else it is a fault of the program or of
     Prefect's server, whose trace goes into the store: logs/errors.log.
     """
-    from nautile.flows.operate.prefect_faults import described, setting_fault
+    described_as = None
+    if find_spec("prefect"):
+        from nautile.flows.operate.prefect_faults import described, setting_fault
 
-    if fault := setting_fault(str(error)):
-        return fault, 2
+        if fault := setting_fault(str(error)):
+            return fault, 2
+        described_as = described(error)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"{visible(error.filename, 80)}: no file can have a name of this length; check the argument", 2
     path = the_store().logs / "errors.log"
@@ -102,7 +106,7 @@ def unexpected(error: Exception) -> tuple[str, int]:
             traceback.print_exception(error, file=file)
     except OSError:
         details = ""
-    return (described(error) or f"unexpected {type(error).__name__}: {error}") + details, 1
+    return (described_as or f"unexpected {type(error).__name__}: {error}") + details, 1
 
 
 def console_for(stderr: bool = False) -> Any:

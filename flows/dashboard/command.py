@@ -1,8 +1,11 @@
 """Start the dashboard: replace this process with Streamlit, on loopback by default and without telemetry."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
+from nautile.common.errors import ConfigError
+from nautile.common.extras import how_to_install
 from nautile.common.processes import listen, module_command
 
 APP = Path(__file__).with_name("server.py")
@@ -26,7 +29,9 @@ _SETTINGS = {
 
 
 def arguments(host: str, port: int) -> list[str]:
-    """Streamlit's command line. Raises `ConfigError` if the address is not available."""
+    """Streamlit's command line. Raises `ConfigError` if it is not installed, or the address is not available."""
+    if find_spec("streamlit") is None:
+        raise ConfigError(f"the dashboard needs the package streamlit: {how_to_install('streamlit')}")
     # Streamlit would search for the next free port without a word.
     listen(host, port).close()
     settings = _SETTINGS | {"server.address": host, "server.port": str(port)}

@@ -6,6 +6,7 @@ replies (equal prompt and seed, equal sample), and the `slots` of a batching eng
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import sha256_of
@@ -14,8 +15,10 @@ from nautile.model.decoding.sampling import Sampling
 from nautile.model.decoding.slots import JaxSlots
 from nautile.model.exports.onnx.folder import is_onnx_export
 from nautile.model.layers.common import Params
-from nautile.model.runtimes.onnx_runtime import OnnxRuntime
 from nautile.model.weights.files import WEIGHTS, load_weights
+
+if TYPE_CHECKING:
+    from nautile.model.runtimes.onnx_runtime import OnnxRuntime
 
 
 class JaxSampler:
@@ -46,8 +49,15 @@ class JaxRuntime:
         return JaxSlots(self.params, self.config, stops, think_end, count, longest)
 
 
-Runtime = JaxRuntime | OnnxRuntime
-RUNTIMES: dict[str, Callable[[Path], Runtime]] = {"jax": JaxRuntime, "onnx": OnnxRuntime}
+def onnx_runtime(folder: Path) -> "OnnxRuntime":
+    """The runtime for the ONNX export in `folder`. Imports onnxruntime, which the core lacks."""
+    from nautile.model.runtimes.onnx_runtime import OnnxRuntime
+
+    return OnnxRuntime(folder)
+
+
+Runtime: TypeAlias = "JaxRuntime | OnnxRuntime"
+RUNTIMES: dict[str, Callable[[Path], Runtime]] = {"jax": JaxRuntime, "onnx": onnx_runtime}
 
 
 def load_runtime(name: str, folder: Path) -> Runtime:

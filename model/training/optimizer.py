@@ -13,10 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh, NamedSharding
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from nautile.configs.base import OptimizerConfig
 from nautile.model.layers.common import Params
+from nautile.model.sharding import is_stacked, replicated
 
 MUON_RMS = 0.2  # root mean square of an AdamW update (arXiv:2502.16982 §2.2): both share one learning rate
 # The values of Muon's author (Keller Jordan): momentum, and steps of the Newton-Schulz iteration.
@@ -130,9 +132,20 @@ def norm(tree: Any) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.stack(squares)))
 
 
-def is_stacked(path: tuple[Any, ...]) -> bool:
-    """Whether the parameter at this pytree path has the leading axis of the blocks."""
-    return _names(path)[0] == "blocks"
+def state_shardings(tx: optax.GradientTransformation, shapes: Params, shardings: Params, mesh: Mesh) -> Any:
+    """Shardings of the optimizer state: a moment is split as its parameter is; counts and other scalars are replicated.
+
+    A leaf is a moment if its path in the state ends with the path of a parameter.
+    """
+    by_path = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(shardings)}
+
+    def rule(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        keys = _keys(path)
+        suffixes = (keys[start:] for start in range(len(keys)))
+        sharding = next((by_path[suffix] for suffix in suffixes if suffix in by_path), None)
+        return replicated(mesh) if sharding is None or leaf.ndim == 0 else sharding
+
+    return jax.tree_util.tree_map_with_path(rule, jax.eval_shape(tx.init, shapes))
 
 
 def matrix_axes(path: tuple[Any, ...], leaf: Any) -> tuple[int, int] | None:
@@ -150,3 +163,8 @@ def _names(path: tuple[Any, ...]) -> list[str]:
 
 def _tree(rule: Callable[[tuple[Any, ...], Any], Any]) -> Callable[[Any], Any]:
     return lambda params: jax.tree_util.tree_map_with_path(rule, params)
+
+
+def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:
+    """A pytree path as names, whether its parts are dict keys, attributes or indices."""
+    return tuple(str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path)

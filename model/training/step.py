@@ -19,8 +19,8 @@ from nautile.configs.training import PretrainConfig
 from nautile.model.layers.common import Params
 from nautile.model.loss import LossSums, weighted_loss
 from nautile.model.nautile import initialise, shapes
-from nautile.model.sharding import ROWS, OnMesh, optimizer_shardings, parameter_shardings, replicated, row_sharding
-from nautile.model.training.optimizer import applied, build, finite_update, schedule
+from nautile.model.sharding import ROWS, OnMesh, parameter_shardings, replicated, row_sharding
+from nautile.model.training.optimizer import applied, build, finite_update, schedule, state_shardings
 
 BATCH = ("tokens", "targets", "segments", "positions", "weights", "source", "bytes")
 OF_ROWS = ("source", "bytes")  # those with one number per row
@@ -74,7 +74,7 @@ class Program:
         tx, rate = build(config.optimizer, steps), schedule(config.optimizer, steps)
         abstract = shapes(model)
         params = parameter_shardings(abstract, mesh)
-        self.shardings = TrainState._make((params, optimizer_shardings(tx, abstract, params, mesh), replicated(mesh)))
+        self.shardings = TrainState._make((params, state_shardings(tx, abstract, params, mesh), replicated(mesh)))
         whole, rows = replicated(mesh), row_sharding(mesh)
 
         # Compiled with the shardings of the state, so no device ever has all of it.

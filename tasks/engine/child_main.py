@@ -26,6 +26,7 @@ import psutil
 from nautile.common.environment import environment
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.events import Emit, silent
+from nautile.common.extras import missing_extra
 from nautile.common.files import is_full_or_read_only, not_writable, write_json
 from nautile.common.processes import ExitCode, collector_paused, die_with_parent, give_way, thread_beside
 from nautile.store.events import EventWriter
@@ -168,6 +169,8 @@ def work(request: dict[str, Any], fan_out_part: list[str], remote: Mapping[str, 
             return failed(folder, ExitCode.BAD_INPUT, store_error)
         return failed(folder, ExitCode.FAILED, error)
     except Exception as error:
+        if refusal := missing_extra(error):  # a retry would miss the same package
+            return failed(folder, ExitCode.BAD_INPUT, refusal)
         traceback.print_exc()
         return failed(folder, ExitCode.FAILED, error)
     return ExitCode.DONE

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from nautile.common.errors import ConfigError, Retryable
+from nautile.common.extras import how_to_install
 from nautile.common.processes import free_port, module_command
 from nautile.common.text import first_line
 from nautile.configs.operation import LaunchConfig
@@ -50,7 +51,7 @@ def connected(launch: LaunchConfig) -> Iterator[None]:
         import ray  # an optional extra, which most installations do not have
     except ImportError as error:
         raise ConfigError(
-            "launch.engine 'ray' needs Ray, which is not installed: pip install 'nautile[ray]' on every host, or set "
+            f"launch.engine 'ray' needs Ray, which is not installed: {how_to_install('ray')} on every host, or set "
             'launch.engine = "processes"'
         ) from error
     if ray.is_initialized():

@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any
 
 from nautile.common.errors import ConfigError
+from nautile.common.extras import missing_extra
 from nautile.configs.base import Section
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.keys import key_fields
@@ -180,7 +181,7 @@ def resolve(reference: str) -> Any:
     try:
         return pkgutil.resolve_name(reference)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{reference!r} cannot be imported ({error})") from error
+        raise missing_extra(error) or ConfigError(f"{reference!r} cannot be imported ({error})") from error
 
 
 def stages_with(test: Callable[[Stage], object]) -> list[str]:

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import httpx
 
 from nautile.common.errors import ConfigError
+from nautile.common.extras import how_to_install, package_of
 from nautile.common.files import read_json, write_json
 from nautile.configs.operation import TelemetryConfig
 from nautile.store.events import read_events
@@ -513,9 +514,8 @@ def trackers_of(config: TelemetryConfig, folder: Path, execution: TrackedExecuti
         if config.wandb:
             clients["wandb"] = WandbClient(Path(config.wandb), config.project)
     except ImportError as error:
-        package = str(error.name).partition(".")[0]
-        extra = {"tensorboardX": "tensorboard", "opentelemetry": "otel"}.get(package, package)
-        raise ConfigError(f"telemetry: {error.name} is not installed: pip install 'nautile[{extra}]'") from None
+        command = how_to_install(package_of(str(error.name)))
+        raise ConfigError(f"telemetry: {error.name} is not installed: {command}") from None
     except OSError as error:
         raise ConfigError(f"telemetry.tensorboard: {error}") from None
     return [

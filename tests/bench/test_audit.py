@@ -36,7 +36,7 @@ def test_every_package_that_is_installed_somewhere_is_listed_with_its_digests(li
 
 
 def test_the_locks_of_the_project_are_listed_whole():
-    for lock in audit.ROOT.glob("requirements*.lock"):
+    for lock in audit.ROOT.glob("requirements/*.lock"):
         lines = [line for line in lock.read_text().splitlines() if "==" in line and "--hash" not in line]
         pinned = [line for line in lines if line[0].isalpha() and "sys_platform == 'never'" not in line]
         listed = list(audit.packages(lock))

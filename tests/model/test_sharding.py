@@ -15,8 +15,8 @@ from nautile.common.errors import ConfigError
 from nautile.configs.base import OptimizerConfig
 from nautile.configs.model import ModelConfig
 from nautile.model.nautile import shapes
-from nautile.model.sharding import make_mesh, optimizer_shardings, parameter_shardings
-from nautile.model.training.optimizer import build
+from nautile.model.sharding import make_mesh, parameter_shardings
+from nautile.model.training.optimizer import build, state_shardings
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -60,7 +60,7 @@ def test_the_published_model_over_32_chips(name):
         if sharding.is_fully_replicated
     )
     assert whole < 0.0015 * sum(leaf.size for leaf in jax.tree.leaves(abstract))
-    state = optimizer_shardings(build(OptimizerConfig(name=name), 10), abstract, params, mesh)
+    state = state_shardings(build(OptimizerConfig(name=name), 10), abstract, params, mesh)
     tables = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state) if "embedding" in str(path)]
     assert [leaf.spec for leaf in tables] == [PartitionSpec("fsdp")] * 2
     split = [leaf for leaf in jax.tree.leaves(state) if not leaf.is_fully_replicated]

@@ -18,7 +18,6 @@ from nautile.data.tokenizer import Tokenizer, tokenizer_for
 from nautile.model.decoding.scoring import Pooling, SharedPrefixScorer, pooled_states
 from nautile.model.exports.onnx.folder import is_onnx_export
 from nautile.model.layers.common import Params
-from nautile.model.runtimes.onnx_runtime import OnnxRuntime, OnnxScorer
 from nautile.model.weights.files import CONFIG, load_weights, read_config
 from nautile.uses.labelled.prompts import ContinuationScorer, cut, label_logprobs
 from nautile.uses.labelled.scores import probabilities
@@ -99,6 +98,8 @@ class LabelPredictor:
         self._scorer: ContinuationScorer | None = None
         self._pooled: Callable[[Sequence[Sequence[int]], Pooling], np.ndarray]
         if is_onnx_export(folder):
+            from nautile.model.runtimes.onnx_runtime import OnnxRuntime, OnnxScorer  # of an extra
+
             runtime = OnnxRuntime(folder)
             self._model, tokenizer = runtime.config, runtime.tokenizer
             self._pooled = runtime.pooled_states

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from nautile.common.errors import ConfigError
+from nautile.common.extras import how_to_install
 from nautile.common.files import read_bounded_toml, sha256_of
 from nautile.data.sources.hub import describe, fetch_hub_file, list_hub_files, named_in_errors
 from nautile.data.sources.local_files import is_parquet, parquet_columns, read_json_values, read_parquet_values
@@ -333,7 +334,7 @@ def _package_table(name: str, delimiter: str = ",", quotechar: str = '"') -> lis
         package = importlib.metadata.distribution("statsmodels")
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError(
-            f"the survey {name!r} is in the package statsmodels, which is not installed: pip install 'nautile[survey]'"
+            f"the survey {name!r} needs the package statsmodels, which is missing: {how_to_install('statsmodels')}"
         ) from None
     path = Path(str(package.locate_file(f"statsmodels/datasets/{name}/{name}.csv")))
     try:

@@ -29,9 +29,10 @@ from nautile.data.tokens.loader import target_weights
 from nautile.model.layers.common import Params
 from nautile.model.loss import token_logprobs
 from nautile.model.nautile import forward
+from nautile.model.sharding import is_stacked
 from nautile.model.training import optimizer
 from nautile.model.training.checkpoint import TrainCheckpoints
-from nautile.model.training.optimizer import is_stacked, matrix_axes
+from nautile.model.training.optimizer import matrix_axes
 from nautile.uses.labelled.config import TuneConfig
 
 Batch = dict[str, np.ndarray]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nautile.common.errors import ConfigError
+from nautile.common.extras import how_to_install
 from nautile.common.files import read_bounded_json, sha256_of, write_text
 from nautile.configs.model import ModelConfig
 from nautile.data.chat_template import encode_prompt
@@ -51,9 +52,7 @@ def export_onnx(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
     try:
         import onnx
     except ImportError:
-        raise ConfigError(
-            "--format onnx: the package onnx is missing; install it with `pip install nautile[onnx]`"
-        ) from None
+        raise ConfigError(f"exports for onnxruntime and the web need onnx: {how_to_install('onnx')}") from None
     from nautile.model.exports.onnx.graph import WeightFile
     from nautile.model.exports.onnx.graphs import prompt_graph, step_graph, write_weights
 

@@ -13,7 +13,8 @@ from nautile.data.sources.reasoning_gym import problems
 ROOT = Path(__file__).parents[3]
 NAMES = ("chain_sum", "products", "leg_counting", "spell_backward", "gcd", "gsm_symbolic")
 DRAW = f"""
-import itertools, json, sys
+import itertools, json, sys, types
+sys.modules |= {{{{name: types.ModuleType(name) for name in ("cellpylib", "pycosat", "zss")}}}}
 import {{first}}
 from nautile.configs.base import TaskConfig
 from nautile.data.sources.reasoning_gym import is_correct, problems

@@ -145,7 +145,7 @@ def test_bad_input_is_one_message_and_exit_code_2(nautile, arguments, message):
 @pytest.mark.parametrize(
     ("installed", "message"),
     [
-        (False, "needs a package that is not installed: `pip install 'nautile[s3]'`"),
+        (False, 'needs a package that is not installed: pip install "nautile[s3]"'),
         (True, "NoCredentialsError: Unable to locate credentials): check the bucket, and the credentials and endpoint"),
     ],
 )

@@ -162,8 +162,8 @@ def of_version(request, references):
 
 
 def test_the_pinned_versions_run(of_version):
-    name = {"newest": "requirements-torch.txt", "oldest": "requirements-torch-oldest.txt"}[of_version["asked"]]
-    assert f"transformers=={of_version['version']}\n" in (ROOT / name).read_text()
+    name = {"newest": "torch.txt", "oldest": "torch-oldest.txt"}[of_version["asked"]]
+    assert f"transformers=={of_version['version']}\n" in (ROOT / "requirements" / name).read_text()
 
 
 @pytest.mark.parametrize("name", VARIANTS)

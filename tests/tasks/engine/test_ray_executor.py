@@ -19,7 +19,7 @@ def enter(**launch):
 def test_ray_that_is_not_installed_is_named_with_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(ConfigError, match=r"pip install 'nautile\[ray\]'"):
+    with pytest.raises(ConfigError, match=r'pip install "nautile\[ray\]"'):
         enter()
 
 
