@@ -21,7 +21,7 @@ from nautile.configs.model import TokenizerConfig
 from nautile.data.screening import duplicates
 from nautile.data.screening.contamination import load_contamination_index
 from nautile.data.screening.corpus_copies import find_copies, publish_signatures
-from nautile.data.sources.corpus_source import list_files, read_file, stand_in_of
+from nautile.data.sources.corpus_source import check_source, list_files, read_file, stand_in_of
 from nautile.data.sources.hub import SourceFile, read_file_list, write_file_list
 from nautile.data.sources.slips import Slips
 from nautile.data.tokens.build import (
@@ -98,6 +98,7 @@ def pack(job: Job, item: str) -> None:
     outputs=("tokens", "exemplars", "signatures"),
     optional=("exemplars", "signatures"),
     samples="",
+    check=lambda part: check_source(part.source),
     fan_outs=(
         FanOut(
             TOKENISE,
