@@ -22,6 +22,7 @@ from nautile.configs.forms import (
     served_here,
     with_gates_of,
 )
+from nautile.configs.plugins import check_plug_ins
 from nautile.configs.schema import RunConfig
 
 SectionPart = TypeVar("SectionPart", bound=Section)
@@ -35,6 +36,7 @@ def load(name: str | Path, settings: Sequence[str] | None = None) -> RunConfig:
     `settings`: values that replace those of the file, such as `reason.policy.steps=3` (see `changed`). Raises
     `ConfigError` with the file and the field.
     """
+    check_plug_ins()
     path = locate(name)
     try:
         return RunConfig.model_validate(changed(_read(path), settings or ()))

@@ -21,8 +21,10 @@ from nautile.configs.endpoint import with_fallbacks
 from nautile.configs.evaluation import GENERATED_BENCHMARKS
 from nautile.configs.keys import with_local_files
 from nautile.configs.model import refuse_other_shape
+from nautile.configs.plugins import PLUGINS
 from nautile.configs.readers import READERS, reader_versions
 from nautile.configs.schema import DISTILLED, RunConfig
+from nautile.configs.stages import STAGES
 from nautile.configs.training import TRAINED
 from nautile.evals.benchmarks.stand_ins import HELD_OUT
 from nautile.evals.benchmarks.versions import versions
@@ -166,6 +168,11 @@ def build_dag(
         if step.label in dag:
             name = step.label.partition(":")[2]
             raise ConfigError(f"evaluate.models: {step.label!r} exists already; rename the endpoint {name!r}")
+        if (name := step.stage.name) not in STAGES:
+            raise ConfigError(
+                f"{step.label}: no stage {name!r} is known here: install its package, or name it in {PLUGINS} as "
+                f"stages={step.stage.work.__module__}:{step.stage.work.__name__}"
+            )
         inputs = {name: f"{need.kind}/{dag[need.producer].key}" for name, need in step.needs.items()}
         inputs |= step.stored_inputs
         section = with_local_files(step.section, memory)
