@@ -161,6 +161,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     """
 
     def __init__(self, registry: str, kind: type[Entry] | str, shipped: Mapping[str, Entry | str]) -> None:
+        self.name = registry
         self._kind = kind
         self._entries: dict[str, Entry | str] = dict(shipped)
         self.shipped = tuple(shipped)

@@ -75,7 +75,7 @@ def test_the_reader_and_the_stage_run_in_the_pipeline(installed):
 
 @pytest.mark.slow
 def test_the_vendor_is_asked(installed):
-    with FakeOpenAI(key="sk-acme-0123456789") as server:
+    with FakeOpenAI(key="sk-acme-0123456789", models=("acme-small",)) as server:
         asked = installed.nautile(
             "run", "run.toml", "--only", "evaluate:acme", "--set", f"endpoints.acme.url={server.url}",
             ACME_API_KEY="sk-acme-0123456789",
