@@ -7,7 +7,9 @@ from contextlib import contextmanager
 import pytest
 
 from nautile.common.errors import ConfigError
+from nautile.configs import plugins
 from nautile.configs.operation import LaunchConfig
+from nautile.configs.vendors import VENDORS
 from nautile.store.catalog import Catalog
 from nautile.store.mirror import MirroredStore
 from nautile.store.staging_mirror import host_files
@@ -16,6 +18,7 @@ from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.errors import StageCancelled
 from nautile.tasks.engine.fanout import Executor, ItemResult, WorkItem
 from nautile.tasks.engine.stage import RunContext
+from tests.support.plug_ins import add_plug_in
 from tests.support.stages.stage_pieces import joined, pieces, section
 from tests.support.stages.toy_cli import ROOT
 
@@ -56,6 +59,31 @@ def test_items_on_other_hosts_get_and_leave_their_files_at_the_remote(machine, t
     Catalog(driver).ingest()
     (rows,) = Catalog(driver).query("SELECT count(*) AS n, sum(value) AS rows FROM metrics WHERE name = 'rows'")
     assert rows == {"n": 2, "rows": 10.0}
+
+
+def test_a_host_without_the_plug_in_of_a_run_does_no_item_of_it(machine, tmp_path, monkeypatch):
+    driver = machine("driver")
+    monkeypatch.setenv("NAUTILE_STORE_CACHE", str(tmp_path / "host"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    source = "from nautile.configs.vendors import Vendor\n\nacme = Vendor()\n"
+    entry = add_plug_in(monkeypatch, tmp_path, VENDORS, "acme", source)
+    tried = []
+
+    def run(item):
+        tried.append(item)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(plugins, "plug_ins", lambda: ())
+            return remote_child.run_item_on_own_disk(item)
+
+    @contextmanager
+    def other_host(launch):
+        with ThreadPoolExecutor(1) as pool:
+            yield Executor(lambda item: pool.submit(run, item), lambda: 1)
+
+    context = RunContext("r1", str(driver.root), launch=LaunchConfig(engine="ray"))
+    with pytest.raises(ConfigError, match=f"host .* has no plug-in vendors={entry.reference}: install there the file"):
+        run_stage(pieces, section(2), {}, context, other_host)
+    assert len(tried) == 1
 
 
 def test_an_item_whose_attempt_is_over_does_nothing_and_a_name_that_climbs_is_refused(machine, monkeypatch, tmp_path):
