@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nautile.common.errors import ConfigError
+from nautile.common.text import first_line
 from nautile.configs.base import SeedName
 from nautile.configs.endpoint import with_fallbacks
 from nautile.configs.evaluation import GENERATED_BENCHMARKS
@@ -187,7 +188,18 @@ def steps_of(config: RunConfig) -> list[Step]:
 
     The variable also holds for the processes that Prefect starts, which take no arguments.
     """
-    return (_named_function(name) if (name := os.environ.get(DAG_VARIABLE)) else pipeline_steps)(config)
+    if not (name := os.environ.get(DAG_VARIABLE)):
+        return pipeline_steps(config)
+    function = _named_function(name)
+    try:
+        return function(config)
+    except ConfigError:
+        raise
+    except Exception as error:  # such as for the section of a stage that is not installed here
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise ConfigError(
+            f"{DAG_VARIABLE}: {name!r} has failed ({what}); `nautile plugins` lists its stages"
+        ) from error
 
 
 def _named_function(name: str) -> Callable[[RunConfig], list[Step]]:
