@@ -6,7 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from pydantic import TypeAdapter
 
+from nautile.flows.cli.document import OUTPUTS
 from tests.support.stages.plugin_stage import PLUGIN
 from tests.support.stages.toy_cli import ROOT, environment, nautile
 from tests.support.stages.toy_stages import TOY
@@ -115,6 +117,7 @@ def test_broken_plug_ins_are_listed_each_with_its_fault(tmp_path):
     more = PATH | {"PYTHONPATH": f"{PATH['PYTHONPATH']}:{tmp_path}", "NAUTILE_PLUGINS": ",".join(BROKEN)}
     asked = nautile("plugins", "--json", store=tmp_path / "store", cwd=tmp_path, **more)
     assert asked.returncode == 2, asked.stderr
+    TypeAdapter(OUTPUTS["plugins"]).validate_json(asked.stdout, strict=True)
     rows = {f"{row['registry']}={row['reference']}": row["fault"] for row in json.loads(asked.stdout)}
     for text, fault in BROKEN.items():
         assert fault in rows[text.rpartition(",")[2]], text
