@@ -61,6 +61,20 @@ def installed(tmp_path_factory):
 
 
 @pytest.mark.slow
+def test_each_example_is_found_and_has_no_fault(installed):
+    listed = installed.nautile("plugins", "--json")
+    assert listed.returncode == 0, listed.stderr
+    rows = json.loads(listed.stdout)
+    assert {(row["registry"], row["name"]) for row in rows} >= {
+        ("stages", "lengths"),
+        ("vendors", "acme"),
+        ("readers", "mbox"),
+    }
+    assert {row["origin"] for row in rows} == {"the package nautile-examples 1.0"}
+    assert all(row["version"] and not row["fault"] for row in rows)
+
+
+@pytest.mark.slow
 def test_the_reader_and_the_stage_run_in_the_pipeline(installed):
     messages = [f"From a@b.example\nMessage-ID: <{n}>\n\n{text}\n" for n, text in enumerate(LETTERS)]
     (installed.folder / "letters.mbox").write_text("\n".join(messages), encoding="utf-8")
