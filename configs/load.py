@@ -101,6 +101,7 @@ def load_form(
     of `load`. `stored`: the configuration, where `name` refers to one in the store. Raises `ConfigError` with the
     fields of form and configuration, also for what `configs.forms` refuses.
     """
+    check_plug_ins()  # also what the machine requires that made the deployment
     served = served_here()
     is_served = served is not None and served.name == name
     known = served if is_served else stored
