@@ -67,7 +67,7 @@ from nautile.common.processes import give_way
 from nautile.configs.forms import WORKER, ServedConfig
 from nautile.configs.load import load, load_base
 from nautile.configs.operation import DeployConfig
-from nautile.configs.plugins import PLUGINS, REQUIRED, plug_ins, required
+from nautile.configs.plugins import PLUGINS, REQUIRED, required
 from nautile.configs.schema import RunConfig
 from nautile.configs.stages import STAGES
 from nautile.flows.dag import DAG_VARIABLE, steps_of
@@ -402,7 +402,7 @@ def job_variables(deploy: DeployConfig, pool_type: str, **environment: str) -> d
     """
     # The later wins: what the operator sets in `job_variables.env` replaces ours.
     # A worker has the environment of its host; there the plug-ins have to be these.
-    plugged = {REQUIRED: json.dumps(required())} if plug_ins() else {}
+    plugged = {REQUIRED: json.dumps(wanted)} if (wanted := required()) else {}
     plugged |= {name: os.environ[name] for name in (PLUGINS, DAG_VARIABLE) if name in os.environ}
     environment = {
         "NAUTILE_STORE": open_store().location,
