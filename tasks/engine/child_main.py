@@ -31,7 +31,7 @@ from nautile.common.processes import ExitCode, collector_paused, die_with_parent
 from nautile.store.events import EventWriter
 from nautile.store.layout import ChildFiles, Layout, StagingFiles
 from nautile.tasks.engine.child_process import STOP, check_same_plug_ins
-from nautile.tasks.engine.errors import NotWritable
+from nautile.tasks.engine.errors import NotInstalled, NotWritable
 from nautile.tasks.engine.fanout import Markers, emit_with_source, process_item, write_item_list
 from nautile.tasks.engine.job import Job, check_inputs
 from nautile.tasks.engine.progress import LoggedProgress
@@ -177,12 +177,12 @@ def work(request: dict[str, Any], fan_out_part: list[str], remote: Mapping[str, 
 
 
 def load_stage(module: str, attribute: str) -> Stage:
-    """Import a stage by module and attribute. Raises `ConfigError` if it is not installed here, or is no stage."""
+    """Import a stage by module and attribute. Raises `ConfigError` if it is not installed here, or is none."""
     try:
         loaded = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # the code of a plug-in may raise anything
         # A retry would find the same; on another host the run was started with more installed.
-        raise ConfigError(
+        raise NotInstalled(
             f"{module}, the module of the stage, cannot be imported on host {socket.gethostname()} ({error}): install "
             "there what is installed where the run was started"
         ) from error
