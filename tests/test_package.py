@@ -8,16 +8,14 @@ import shutil
 import subprocess
 import sys
 from importlib.metadata import distribution
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 from nautile.common.extras import canonical, packages_by_extra
 from nautile.data.tokenizer import RANKS_URL
+from tests.support.wheel import FOLDERS, PIP, ROOT, built, checkout
 
-ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = sorted(path.name for path in (ROOT / "src" / "nautile").iterdir() if path.is_symlink())
 PROGRAM = """
 import importlib.util, json, nautile
 from nautile.flows.dag import build_dag
@@ -38,21 +36,13 @@ def test_every_folder_of_code_is_linked_and_no_link_is_broken():
 def place(tmp_path_factory):
     """A folder with the installed wheel, which was built from the source distribution."""
     folder = tmp_path_factory.mktemp("package")
-    checkout = folder / "checkout"  # setuptools writes beside the sources
-    for name in (*FOLDERS, "src"):
-        without = shutil.ignore_patterns("__pycache__", "*.egg-info")
-        shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=without)
-    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
-        shutil.copy(ROOT / name, checkout)
+    copy = checkout(folder / "checkout")
     build = [sys.executable, "-c", "from setuptools.build_meta import build_sdist; build_sdist('..')"]
-    subprocess.run(build, cwd=checkout, check=True, timeout=120, capture_output=True)
+    subprocess.run(build, cwd=copy, check=True, timeout=120, capture_output=True)
     (source,) = folder.glob("*.tar.gz")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    build = ["wheel", str(source), "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(folder)]
-    subprocess.run([*pip, *build], check=True, timeout=120)
-    (wheel,) = folder.glob("*.whl")
+    wheel = built(source, folder)
     install = ["install", str(wheel), "--no-deps", "--no-index", "--target", str(folder / "place")]
-    subprocess.run([*pip, *install], check=True, timeout=120)
+    subprocess.run([*PIP, *install], check=True, timeout=120)
     return folder / "place"
 
 
