@@ -128,6 +128,8 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return entry
 
     def version(self, name: str) -> int | str:
-        """The `version` that the entry declares; of a plug-in's that declares none the digest of its source."""
+        """The `version` that the entry declares; else of a plug-in's the digest of its source, of a shipped one 1."""
         declared: int | None = getattr(self[name], "version", None)
-        return self.plug_ins[name].digest if declared is None else declared
+        if declared is not None:
+            return declared
+        return self.plug_ins[name].digest if name in self.plug_ins else 1

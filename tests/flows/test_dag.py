@@ -17,8 +17,7 @@ from nautile.configs.load import load
 from nautile.configs.operation import OperationConfig, ScheduleConfig
 from nautile.configs.schema import RunConfig
 from nautile.configs.stages import STAGES
-from nautile.evals.benchmarks.catalogue import BENCHMARKS
-from nautile.evals.benchmarks.stand_ins import STAND_INS
+from nautile.evals.benchmarks.registry import BENCHMARKS
 from nautile.evals.benchmarks.versions import GRADERS
 from nautile.flows.dag import Need, build_dag
 from tests.support.stages.toy_dag import toy_dag
@@ -170,10 +169,12 @@ def test_what_is_held_out_is_one_list_in_any_order(toy):
 @pytest.mark.parametrize(
     ("planted", "asked"),
     [
-        (lambda patch: patch.setitem(BENCHMARKS, "gsm8k", replace(BENCHMARKS["gsm8k"], version=2)), "gsm8k"),
-        (
-            lambda patch: patch.setitem(STAND_INS, "wiki_choice", replace(STAND_INS["wiki_choice"], version=2)),
-            "wiki_choice",
+        *(
+            (
+                lambda patch, name=name: patch.setitem(BENCHMARKS._entries, name, replace(BENCHMARKS[name], version=2)),
+                name,
+            )
+            for name in ("gsm8k", "wiki_choice")
         ),
         (lambda patch: patch.setitem(GRADERS, "exact", GRADERS["exact"] + 1), "wiki_trivia"),
         (lambda patch: patch.setitem(GRADERS, "math", GRADERS["math"] + 1), "gsm_symbolic"),
