@@ -20,6 +20,7 @@ from nautile.configs.base import SeedName
 from nautile.configs.endpoint import with_fallbacks
 from nautile.configs.keys import with_local_files
 from nautile.configs.model import refuse_other_shape
+from nautile.configs.rewards import DEFAULT_REWARD, REWARDS
 from nautile.configs.schema import DISTILLED, RunConfig
 from nautile.configs.training import TRAINED
 from nautile.evals.benchmarks.loading import with_own_files
@@ -134,6 +135,11 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     # Each stage continues the one before it that the configuration has.
     for before, name in pairwise(config.trained):
         more: dict[str, Any] = {}
+        # The default reward is left out of the key, as an unset field is; another is there with its version.
+        if settings[name].get("reward") == DEFAULT_REWARD:
+            del settings[name]["reward"]
+        elif reward := settings[name].get("reward"):
+            more = {"versions": {reward: REWARDS.version(reward)}}
         if name == "align" and config.align is not None:
             more = {"endpoints": endpoints(config.align.judge.endpoints)}
         needs = checkpoint(before) | questions
