@@ -20,7 +20,11 @@ _LOCAL = "minilm"
 
 
 def _known_embedding(kind: str) -> str:
-    return known_kind(kind, [_LOCAL, *(name for name, vendor in VENDORS.items() if vendor.embeddings)])
+    if kind in VENDORS and VENDORS[kind].embeddings:
+        return kind
+    return known_kind(
+        kind, [_LOCAL, *(name for name in VENDORS if name in VENDORS.plug_ins or VENDORS[name].embeddings)]
+    )
 
 
 class EmbeddingConfig(Section):

@@ -9,11 +9,13 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from nautile.configs.base import Operational, Section
-from nautile.configs.vendors import JUDGES, VENDORS, Vendor, known_kind
+from nautile.configs.vendors import VENDORS, Vendor, is_judge, known_kind
 
 # Fields that every request has already, or that would change the response to several completions or a stream.
-_NOT_EXTRA = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature"}
-_NOT_EXTRA |= {"response_format", "grammar", "stream", "n"} | {vendor.seed_field for vendor in VENDORS.values()}
+_NOT_EXTRA = {
+    *("model", "messages", "max_tokens", "max_completion_tokens", "temperature"),
+    *("response_format", "grammar", "stream", "n"),
+}
 
 
 class BatchConfig(Section):
@@ -68,7 +70,7 @@ class EndpointConfig(Section):
     @classmethod
     def _checker_is_a_stand_in(cls, fields: Any) -> Any:
         kind = fields.get("kind") if isinstance(fields, dict) else None
-        if kind in JUDGES:
+        if is_judge(kind):
             if fields.get("stand_in") is False:
                 raise ValueError(f"kind {kind!r} is always a stand-in for an LLM judge: leave `stand_in` out")
             return {**fields, "stand_in": True}
@@ -101,7 +103,8 @@ class EndpointConfig(Section):
 
     @model_validator(mode="after")
     def _fields_of_requests(self) -> "EndpointConfig":
-        if reserved := sorted({*(self.extra or ())} & _NOT_EXTRA):
+        seeds = {VENDORS[name].seed_field for name in (*VENDORS.shipped, self.kind)}  # a gateway may take any of them
+        if reserved := sorted({*(self.extra or ())} & (_NOT_EXTRA | seeds)):
             raise ValueError(f"endpoint for model {self.model!r}: `extra` may not set {', '.join(reserved)}")
         if self.token_limit is not None and not self.vendor.names_token_limit:
             raise ValueError(f"endpoint for model {self.model!r}: `token_limit` cannot be set for kind {self.kind!r}")

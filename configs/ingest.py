@@ -1,10 +1,11 @@
 """The section of ingestion (paper §3.1): corpora, filters of their records, and deduplication."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
 from nautile.configs.base import Operational, Section, Seed, Share, TaskConfig, TrainOn, Worker
+from nautile.configs.readers import READERS, known_reader
 
 ARITHMETIC_TASKS = ("chain_sum", "products", "leg_counting")  # whose worked solutions are arithmetic alone
 
@@ -57,9 +58,11 @@ class SourceConfig(Section):
     """A corpus to ingest: its reader, and which of its records to keep."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
-    reader: Literal["hub", "parquet", "jsonl", "wikipedia", "reasoning"]  # the last two work offline
+    reader: Annotated[str, AfterValidator(known_reader)]  # `configs.readers`; "wikipedia" and "reasoning" work offline
     form: Literal["web", "synth"]  # "web": plain text; "synth": exercises with query, reasoning and answer
     path: Worker[str] = ""  # Hub id, or a glob of local files; unused by the offline readers
+    # Name of a record's field -> of the column that it is read from: `{text = "body"}`. Others have the field's name.
+    columns: dict[str, str] | None = None
     subset: str = ""  # of the Hub's dataset; empty: its default
     split: str = "train"
     revision: str = ""  # a commit of the Hub; the reader refuses to start without one
@@ -83,12 +86,15 @@ class SourceConfig(Section):
 
     @model_validator(mode="after")
     def _complete(self) -> "SourceConfig":
-        if self.reader in ("hub", "parquet", "jsonl") and not self.path:
-            raise ValueError(f"source {self.name!r}: reader {self.reader!r} needs `path`")
-        if (self.reader == "reasoning") != bool(self.tasks):
-            raise ValueError(f"source {self.name!r}: reader 'reasoning' needs `tasks`, and no other reader has them")
-        if self.reader != "reasoning" and self.seed is not None:
-            raise ValueError(f"source {self.name!r}: only reader 'reasoning' draws its records by a `seed`")
+        reader, named = READERS[self.reader], f"source {self.name!r}: reader {self.reader!r}"
+        if reader.needs_path and not self.path:
+            raise ValueError(f"{named} needs `path`")
+        if reader.generates != bool(self.tasks):
+            raise ValueError(f"{named} {'needs' if reader.generates else 'has no'} `tasks`")
+        if self.seed is not None and not reader.generates:
+            raise ValueError(f"{named} draws no records by a `seed`")
+        if self.columns is not None and not (self.columns and reader.takes_columns):
+            raise ValueError(f"{named} has no columns to name: leave `columns` out")
         if self.train_on == "replies" and self.form == "web":
             raise ValueError(
                 f"source {self.name!r}: train_on 'replies' needs prompts, and form 'web' has none: leave it out"

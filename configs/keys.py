@@ -24,12 +24,13 @@ from nautile.configs.evaluation import ModelUnderTest
 from nautile.configs.ingest import IngestPart
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.configs.operation import PlanConfig
+from nautile.configs.readers import READERS
 from nautile.configs.schema import RunConfig
 from nautile.configs.stages import STAGES, plugin_section
 
 FILES = "local_files"  # the entry of a step's section with the digests: path as configured -> file -> sha256
 
-LOCAL_READERS = ("parquet", "jsonl", "csv", "margins", "labelled_sentences")  # readers of local files
+LOCAL_READERS = ("parquet", "jsonl", "csv", "margins", "labelled_sentences")  # readers of local files, of all sections
 
 # Types of the parts of a step's section, by name. A part that is not listed (a seed, a length) is semantic as a whole.
 PARTS: dict[str, Any] = {
@@ -138,7 +139,8 @@ def _local_paths(value: Any, annotation: Any) -> Iterator[str]:
             yield from _local_paths(item, model)
         return
     # The reader or source says whether a path is local or on the Hub; a benchmark has neither, and its path is local.
-    if value.get("path") and value.get("reader", value.get("source", "jsonl")) in LOCAL_READERS:
+    reader = value.get("reader", value.get("source", "jsonl"))
+    if value.get("path") and (reader in LOCAL_READERS or (reader in READERS.plug_ins and READERS[reader].is_local)):
         yield value["path"]
     for name, field in model.model_fields.items():
         yield from _local_paths(value.get(name), field.annotation)

@@ -63,8 +63,9 @@ class PlugIn:
 def plug_ins() -> tuple[PlugIn, ...]:
     """All plug-ins of this process, in the order of `REGISTRIES`. Raises `ConfigError` for an entry that is none."""
     found = []
+    installed = entry_points()  # once: it reads the metadata of all packages
     for registry in REGISTRIES:
-        for entry in entry_points(group=f"nautile.{registry}"):
+        for entry in installed.select(group=f"nautile.{registry}"):
             package = f"the package {entry.dist.name} {entry.dist.version}" if entry.dist else "an installed package"
             found.append(PlugIn(registry, entry.name, entry.value, package))
     for text in filter(None, map(str.strip, os.environ.get(PLUGINS, "").split(","))):

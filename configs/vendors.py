@@ -2,8 +2,10 @@
 
 A vendor with OpenAI's protocol is one more entry of `VENDORS`: its address, whether it needs a key, its price list.
 Code is named by dotted references, which are resolved when they are used: the SDKs take a second to import, and this
-package may not import the packages that use them. Words of errors are not here but in `data.endpoints.completions`: a
-gateway passes on those of other vendors, so they are read from whatever server sends them.
+package may not import the packages that use them. A plug-in's module imports this file, so nothing may read the entries
+of `VENDORS` while modules are imported; its names alone are known then. Words of errors are not here but in
+`data.endpoints.completions`: a gateway passes on those of other vendors, so they are read from whatever server sends
+them.
 """
 
 from collections.abc import Collection
@@ -99,7 +101,11 @@ VENDORS: Registry[Vendor] = Registry(
         "checker": Vendor(program="nautile.data.endpoints.own_server:CHECKER", embeddings="", judge_only=True),
     },
 )
-JUDGES = tuple(name for name, vendor in VENDORS.items() if vendor.judge_only)
+
+
+def is_judge(kind: object) -> bool:
+    """Whether endpoints of this kind only mark answers; False for a vendor that is not installed here."""
+    return isinstance(kind, str) and kind in VENDORS and VENDORS[kind].judge_only
 
 
 def known_kind(kind: str, kinds: Collection[str] = VENDORS) -> str:

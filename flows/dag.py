@@ -20,6 +20,7 @@ from nautile.configs.base import SeedName
 from nautile.configs.endpoint import with_fallbacks
 from nautile.configs.keys import with_local_files
 from nautile.configs.model import refuse_other_shape
+from nautile.configs.readers import READERS, reader_versions
 from nautile.configs.rewards import DEFAULT_REWARD, REWARDS
 from nautile.configs.schema import DISTILLED, RunConfig
 from nautile.configs.training import TRAINED
@@ -261,7 +262,7 @@ def _ingest_steps(config: RunConfig, shared: dict[str, Any], questions: dict[str
         section = {name: settings[name] for name in ("row_length", "deduplicate")}
         # Shards are the same whatever is trained on.
         section["source"] = {name: value for name, value in settings["sources"][number].items() if name != "train_on"}
-        if source.reader == "reasoning" and source.seed is None:
+        if READERS[source.reader].generates and source.seed is None:
             section["source"] |= {"seed": config.effective_seeds["data"]}
         needs, unwritten = dict(questions), []
         if across:
@@ -271,7 +272,8 @@ def _ingest_steps(config: RunConfig, shared: dict[str, Any], questions: dict[str
             unwritten.append("signatures")
         if not source.exemplars:
             unwritten.append("exemplars")
-        section = shared | {"ingest": section}
+        versions = reader_versions(source.reader)
+        section = shared | {"ingest": section} | ({"versions": versions} if versions else {})
         steps.append(Step(f"ingest:{source.name}", ingest, section, needs, "cpu", tuple(unwritten)))
     return steps
 

@@ -22,6 +22,7 @@ from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.evaluation import EvaluateConfig, HeldOutConfig
 from nautile.configs.ingest import IngestPart
 from nautile.configs.operation import OperationConfig
+from nautile.configs.readers import is_on_hub
 from nautile.configs.training import ProblemsConfig, ProblemSource
 from nautile.data.distill.collect_prompts import check_set_sizes
 from nautile.data.distill.prompts import check_prompt_set, count_prompt_rows
@@ -63,7 +64,7 @@ def missing_settings(steps: Sequence[Step]) -> list[str]:
         if step.stage.name == "ingest":
             source = IngestPart.model_validate(section["ingest"]).source
             # A branch moves. The key would stay the same while the text changes.
-            if source.reader == "hub" and not COMMIT.fullmatch(source.revision):
+            if is_on_hub(source.reader) and not COMMIT.fullmatch(source.revision):
                 lines.append(f"{source.label}: set `revision` to a commit of {source.path}")
         if step.stage.name == "distill":
             for prompt_set in DistillConfig.model_validate(section["distill"]).prompt_sets:
@@ -311,7 +312,7 @@ def _datasets_of(step: Step) -> Iterator[HubDataset]:
     section, stage = step.section, step.stage.name
     if stage == "ingest":
         source = IngestPart.model_validate(section["ingest"]).source
-        if source.reader == "hub":
+        if is_on_hub(source.reader):
             label = f"ingest.sources {source.name!r}"
             yield HubDataset(label, source.path, source.subset, source.split, source.revision)
     if stage == "distill":

@@ -46,7 +46,7 @@ from nautile.model.sharding import (
 from nautile.model.training import optimizer
 from nautile.model.training.checkpoint import open_checkpoints
 from nautile.rl.learner import SkippedUpdates
-from nautile.rl.rewards import Reward, advantages, sampled_reply, reward_named, verifiable
+from nautile.rl.rewards import Reward, advantages, reward_named, sampled_reply, verifiable
 from nautile.rl.rollouts import Group, RolloutEngine, StageInputs, append_rows, on_device, truncate_log
 from nautile.rl.training_rows import TrainingRow, batches
 

@@ -199,7 +199,7 @@ def schema_error(manifest: Any) -> str | None:
     return None
 
 
-def stage_key(stage: str, version: int, section: dict[str, Any], inputs: dict[str, str]) -> str:
+def stage_key(stage: str, version: int | str, section: dict[str, Any], inputs: dict[str, str]) -> str:
     """The content key of a stage's outputs: 64 hexadecimal digits, the same on every machine and in every process.
 
     `section`: the stage's configuration as JSON data. `inputs`: name -> `kind/<full key>`; raises `ConfigError` for a

@@ -16,12 +16,12 @@ from typing import Any
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import write_atomically
-from nautile.configs.ingest import IngestPart, SourceConfig
+from nautile.configs.ingest import IngestConfig, IngestPart, SourceConfig
 from nautile.configs.model import TokenizerConfig
 from nautile.data.screening import duplicates
 from nautile.data.screening.contamination import load_contamination_index
 from nautile.data.screening.corpus_copies import find_copies, publish_signatures
-from nautile.data.sources.corpus_source import list_files, read_file, stand_in_of
+from nautile.data.sources.corpus_source import check_source, list_files, read_file, stand_in_of
 from nautile.data.sources.hub import SourceFile, read_file_list, write_file_list
 from nautile.data.sources.slips import Slips
 from nautile.data.tokens.build import (
@@ -92,12 +92,18 @@ def pack(job: Job, item: str) -> None:
     pack_file(_folder(job, item), int(item), _plan(job), _packed(job, item), job.output("tokens"))
 
 
+def _check_sources(config: IngestConfig) -> None:
+    for source in config.sources:
+        check_source(source)
+
+
 @stage(
     "ingest",
     version=4,
     outputs=("tokens", "exemplars", "signatures"),
     optional=("exemplars", "signatures"),
     samples="",
+    check=_check_sources,
     fan_outs=(
         FanOut(
             TOKENISE,

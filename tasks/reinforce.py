@@ -21,7 +21,7 @@ from nautile.rl.calibration import KINDS, calibrate
 from nautile.rl.judge import Judge, JudgeItem
 from nautile.rl.objective_registry import Balance, objective_named
 from nautile.rl.problems import ProblemScreen, check_files, load_references
-from nautile.rl.rewards import sampled_reply, is_mastered, judged, reward_named, verifiable
+from nautile.rl.rewards import is_mastered, judged, reward_named, sampled_reply, verifiable
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Calls, Curve, Stage
 

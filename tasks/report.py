@@ -15,7 +15,7 @@ from nautile.common.text import amount, dollars, duration, size, visible
 from nautile.configs.evaluation import ReportConfig
 from nautile.configs.rewards import DEFAULT_REWARD
 from nautile.configs.stages import STAGES
-from nautile.configs.vendors import JUDGES
+from nautile.configs.vendors import is_judge
 from nautile.data.tokens.source_reading import COLUMNS, READING, SourceReading, reading_rows
 from nautile.evals.scoring.scores import marked_title
 from nautile.evals.tables import paper_figures as paper
@@ -339,7 +339,7 @@ def _judge(row: Facts) -> Iterator[Paragraph]:
             f"; on answers of known quality its AUC was {auc:.2f}, where 0.5 is chance" if auc is not None else ""
         )
         kind, quality = "a small stand-in", "Its rewards exercise the pipeline and are a weak signal."
-        if judge.get("kind") in JUDGES:
+        if is_judge(judge.get("kind")):
             kind = "a program that checks arithmetic, the answer and its form, as a stand-in for an LLM judge"
             quality = "It does not see the right answers: it checks the steps, and that the answer follows from them."
             if judge.get("reference"):

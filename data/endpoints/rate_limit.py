@@ -13,8 +13,9 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import cache
 
-from nautile.configs.vendors import VENDORS
+from nautile.configs.vendors import VENDORS, LimitHeaders
 
 HEADROOM = 0.98  # of a stated limit: our clock and the server's differ
 SAMPLE, SAMPLE_S = 16, 2.0  # the accepted rate is measured over this many requests or this time, whichever is more
@@ -31,10 +32,15 @@ SLACK_S = 0.05  # a delay up to this is made up for by sending the next request 
 SLOWEST = 0.05  # requests a second
 DAY_LIKE_S = 61.0  # a limit that takes longer to reset is not per minute, but per day or the like
 
-_REQUEST_HEADERS = [names for vendor in VENDORS.values() for names in vendor.request_limits]
-_TOKEN_HEADERS = [names for vendor in VENDORS.values() for names in vendor.token_limits]
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|d|h|m|s)")
 _UNITS = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+
+
+@cache
+def _limit_headers() -> tuple[list[LimitHeaders], list[LimitHeaders]]:
+    """The headers of the limits of requests and of tokens, of all vendors: a gateway passes on those of others."""
+    vendors = list(VENDORS.values())
+    return [names for v in vendors for names in v.request_limits], [names for v in vendors for names in v.token_limits]
 
 
 class EvenSpacing:
@@ -78,6 +84,7 @@ class RateLimiter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.requests, self.tokens = EvenSpacing(requests_per_minute), EvenSpacing(tokens_per_minute)
+        _limit_headers()  # a vendor that cannot be read is refused here, and not at the first answer
         self.sent_count = self.refused_count = 0
         self.max_in_flight = math.inf if requests_per_minute else FIRST_IN_FLIGHT
         self._clock = clock
@@ -164,7 +171,7 @@ class RateLimiter:
             self._cut(self.requests.rate)
 
     def on_headers(self, headers: Mapping[str, str]) -> None:
-        for spacing, names in ((self.requests, _REQUEST_HEADERS), (self.tokens, _TOKEN_HEADERS)):
+        for spacing, names in zip((self.requests, self.tokens), _limit_headers(), strict=True):
             for limit_name, remaining_name, reset_name in names:
                 limit = _number(headers.get(limit_name))
                 if not limit:

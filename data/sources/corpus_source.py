@@ -1,17 +1,34 @@
-"""One interface over every kind of corpus: list its files, then read each as batches of rows in a fixed order."""
+"""Every kind of corpus behind one interface: list its files, then read each as batches of rows in a fixed order.
+
+`configs.readers` names a subclass of `Corpus` for each reader. A file is read by one work item, from its first row on
+each time; numbers of rows include the rejected ones, whatever reads them.
+"""
 
 import itertools
 import logging
+import pkgutil
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
-from nautile.common.errors import ConfigError
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.text import first_line
 from nautile.configs.ingest import SourceConfig
-from nautile.data.records import TEXT_COLUMNS, RecordBatch, SynthRecord, batched, schema_columns
+from nautile.configs.readers import READERS, Reader
+from nautile.data.records import (
+    TEXT_COLUMNS,
+    Record,
+    RecordBatch,
+    Rejected,
+    SynthRecord,
+    batched,
+    from_dict,
+    schema_columns,
+)
 from nautile.data.sources.hub import SourceFile, count_hub_rows, fetch_hub_file, list_hub_files, named_in_errors
 from nautile.data.sources.local_files import (
     count_jsonl_rows,
@@ -21,6 +38,7 @@ from nautile.data.sources.local_files import (
     read_jsonl,
     read_parquet_batches,
     refuse_other_kind,
+    with_field_names,
 )
 from nautile.data.sources.reasoning_gym import Problem, derived_seed, problems
 from nautile.data.sources.slips import Slips
@@ -30,11 +48,9 @@ from nautile.data.sources.wikipedia import articles, web_record
 log = logging.getLogger(__name__)
 
 REASONING_STAND_IN = "reasoning-gym problems with worked rationales, in place of SYNTH"
-STAND_INS = {"wikipedia": WIKIPEDIA_STAND_IN, "reasoning": REASONING_STAND_IN}
 ARTICLES_PER_FILE = 4096
 # Each item imports the generators (3 s) and generates the problems before its own (26 us each).
 PROBLEMS_PER_FILE = 32_768
-_FORMS = {"wikipedia": "web", "reasoning": "synth"}
 _SAMPLE_COLUMNS = ("id", "url", "synth_id")  # not trained on; read only to identify the samples that are displayed
 
 
@@ -44,36 +60,18 @@ def list_files(source: SourceConfig, folder: Path) -> list[SourceFile]:
     Files that must be downloaded to count their rows go to `folder` and are removed afterwards. Raises `ConfigError`
     for a source that cannot be read, `Retryable` for a temporary failure.
     """
-    expected = _FORMS.get(source.reader, source.form)
-    if source.form != expected:
-        raise ConfigError(
-            f"source {source.name!r}: reader {source.reader!r} gives form {expected!r}, not {source.form!r}"
-        )
-    # Sources from packages: their records are divided into ranges.
-    if source.reader == "wikipedia":
-        count = len(articles())
-        return _ranges("wikipedia", min(count, source.records or count), ARTICLES_PER_FILE)
-    if source.reader == "reasoning":
-        if source.records is None:
-            raise ConfigError(
-                f"source {source.name!r}: reader 'reasoning' generates problems without end; set `records`"
-            )
-        return _ranges("reasoning", source.records, PROBLEMS_PER_FILE)
-    # Sources with real files, which are counted only if `records` limits them.
-    if source.reader == "hub":
-        files = list_hub_files(source)
-    else:
-        paths = matching_files(source.path)
-        files = [SourceFile(number, str(path), path.stat().st_size) for number, path in enumerate(paths)]
-    if source.records is None:
-        return files
+    check_source(source)
+    return _corpus(source).files(folder)
 
-    def count_rows(file: SourceFile) -> int:
-        if source.reader == "hub":
-            return count_hub_rows(source, file, folder)
-        return count_parquet_rows(Path(file.path)) if is_parquet(file.path) else count_jsonl_rows(Path(file.path))
 
-    return _first_records(files, source.records, count_rows)
+def check_source(source: SourceConfig) -> None:
+    """Raise `ConfigError` for a source of another form than its reader gives, or for names of no field."""
+    form = READERS[source.reader].form or source.form
+    if source.form != form:
+        raise ConfigError(f"source {source.name!r}: reader {source.reader!r} gives form {form!r}, not {source.form!r}")
+    if unknown := sorted(set(source.columns or ()) - set(schema_columns(form))):
+        fields = ", ".join(schema_columns(form))
+        raise ConfigError(f"source {source.name!r}: columns: form {form!r} has no field {unknown[0]!r}, but {fields}")
 
 
 def read_file(source: SourceConfig, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
@@ -82,7 +80,7 @@ def read_file(source: SourceConfig, file: SourceFile, folder: Path) -> Iterator[
     A row whose language or score is unknown is dropped too. A file of the Hub is downloaded into `folder`, then
     removed. Raises `ConfigError` for a file that cannot be read, `Retryable` for a temporary failure.
     """
-    for batch in _batches(source, file, folder):
+    for batch in _corpus(source).batches(file, folder):
         if source.languages:
             languages = batch.columns["language"]
             batch = batch.select([i for i, code in enumerate(languages) if code in source.languages], "language")
@@ -108,35 +106,163 @@ def synth_record(problem: Problem) -> SynthRecord:
 
 def stand_in_of(source: SourceConfig) -> str | None:
     """What the source stands in for, as a label wherever its text or its effect is shown; None for a real corpus."""
-    if any(task.slips for task in source.tasks):
-        return f"{REASONING_STAND_IN}; mistakes are planted in them, in place of a corpus with gaps in knowledge"
-    return STAND_INS.get(source.reader)
+    return _corpus(source).stand_in
 
 
-def _batches(source: SourceConfig, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
-    """The rows of one file or range, before the filters."""
-    end = None if file.rows is None else file.first + file.rows
-    if source.reader == "wikipedia":
-        yield from batched(map(web_record, articles()[file.first : end]), "web")
-    elif source.reader == "reasoning":
-        generated = problems(source.tasks, derived_seed(source.seed or 0, source.name), "train")
+class Corpus:
+    """How one source is listed and read, before its filters."""
+
+    stand_in: str | None = None  # what the text stands in for
+
+    def __init__(self, source: SourceConfig, reader: Reader) -> None:
+        self.source = source
+        self.reader = reader
+
+    def files(self, folder: Path) -> list[SourceFile]:
+        """The files in their order, as `list_files`."""
+        raise NotImplementedError
+
+    def batches(self, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
+        """The rows of one file, or of its range of rows."""
+        raise NotImplementedError
+
+
+class Wikipedia(Corpus):
+    """Summaries of articles, from a package."""
+
+    stand_in = WIKIPEDIA_STAND_IN
+
+    def files(self, folder: Path) -> list[SourceFile]:
+        count = len(articles())
+        return _ranges(self.source.reader, min(count, self.source.records or count), ARTICLES_PER_FILE)
+
+    def batches(self, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
+        yield from batched(map(web_record, articles()[file.first : _end(file)]), "web")
+
+
+class Reasoning(Corpus):
+    """Problems that a package generates, with worked solutions."""
+
+    def __init__(self, source: SourceConfig, reader: Reader) -> None:
+        super().__init__(source, reader)
+        self.stand_in = REASONING_STAND_IN
+        if any(task.slips for task in source.tasks):
+            self.stand_in += "; mistakes are planted in them, in place of a corpus with gaps in knowledge"
+
+    def files(self, folder: Path) -> list[SourceFile]:
+        if self.source.records is None:
+            raise ConfigError(
+                f"source {self.source.name!r}: reader {self.source.reader!r} generates problems without end; set "
+                "`records`"
+            )
+        return _ranges(self.source.reader, self.source.records, PROBLEMS_PER_FILE)
+
+    def batches(self, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
+        source = self.source
         slips = Slips(source.tasks)
+        generated = problems(source.tasks, derived_seed(source.seed or 0, source.name), "train")
         records = (synth_record(slips.apply(problem)) for problem in generated)
-        yield from batched(itertools.islice(records, file.first, end), "synth")
-    elif source.reader == "hub":
-        try:
-            with named_in_errors(folder, source.path):
-                yield from _read_path(source, fetch_hub_file(source, file, folder), file.rows)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-    else:
+        yield from batched(itertools.islice(records, file.first, _end(file)), "synth")
+
+
+class LocalFiles(Corpus):
+    """Files of this machine, Parquet or JSON lines. They are counted only if `records` limits them."""
+
+    def files(self, folder: Path) -> list[SourceFile]:
+        listed = self.listed()
+        if self.source.records is None:
+            return listed
+        return _first_records(listed, self.source.records, lambda file: self.count(file, folder))
+
+    def listed(self) -> list[SourceFile]:
+        """All files, without their numbers of rows."""
+        paths = matching_files(self.source.path)
+        return [SourceFile(number, str(path), path.stat().st_size) for number, path in enumerate(paths)]
+
+    def count(self, file: SourceFile, folder: Path) -> int:
+        """The number of rows of a file."""
+        return count_parquet_rows(Path(file.path)) if is_parquet(file.path) else count_jsonl_rows(Path(file.path))
+
+    def batches(self, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
         path = Path(file.path)
         before = _stamp(path)
         if before and before[0] != file.bytes:
             raise ConfigError(f"{path}: has changed since it was listed ({file.bytes} bytes then)")
-        yield from _read_path(source, path, file.rows)
+        yield from self.rows_of(file)
         if _stamp(path) != before:
             raise ConfigError(f"{path}: changed while it was read; try again when nothing writes to it")
+
+    def rows_of(self, file: SourceFile) -> Iterator[RecordBatch]:
+        """The rows of a file that is not looked at for changes."""
+        yield from _read_path(self.source, Path(file.path), file.rows)
+
+
+class HubFiles(LocalFiles):
+    """Files of a dataset of the Hub, each downloaded while it is read."""
+
+    def listed(self) -> list[SourceFile]:
+        return list_hub_files(self.source)
+
+    def count(self, file: SourceFile, folder: Path) -> int:
+        return count_hub_rows(self.source, file, folder)
+
+    def batches(self, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
+        try:
+            with named_in_errors(folder, self.source.path):
+                yield from _read_path(self.source, fetch_hub_file(self.source, file, folder), file.rows)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class Rows(LocalFiles):
+    """What the function `rows` of a plug-in's reader gives: of files of this machine, or of the names that it lists."""
+
+    def listed(self) -> list[SourceFile]:
+        if self.reader.files is None:
+            return super().listed()
+        with self._named(self.source.path):
+            return [SourceFile(number, str(name)) for number, name in enumerate(self.reader.files(self.source.path))]
+
+    def count(self, file: SourceFile, folder: Path) -> int:
+        return sum(1 for _ in self._records(file))
+
+    def batches(self, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
+        return super().batches(file, folder) if self.reader.is_local else self.rows_of(file)
+
+    def rows_of(self, file: SourceFile) -> Iterator[RecordBatch]:
+        yield from batched(itertools.islice(self._records(file), file.first, _end(file)), self.source.form)
+
+    def _records(self, file: SourceFile) -> Iterator[Record | Rejected]:
+        assert self.reader.rows is not None, "checked when the section was read"
+        with self._named(file.path):
+            for row in self.reader.rows(file.path):
+                if isinstance(row, Mapping) and self.source.columns:
+                    row = with_field_names(row, self.source.columns)
+                yield row if isinstance(row, Rejected) else from_dict(row, self.source.form)
+
+    @contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        """Turn what the reader's code raises into a `ConfigError`: another attempt would meet it again."""
+        try:
+            yield
+        except (ConfigError, Retryable, MemoryError):
+            raise
+        except (ConnectionError, TimeoutError) as error:
+            raise Retryable(f"{name}: reader {self.source.reader!r} has no answer ({first_line(error)})") from error
+        except Exception as error:
+            what = f"{type(error).__name__}: {first_line(error)}"
+            raise ConfigError(f"{name}: cannot be read by reader {self.source.reader!r} ({what})") from error
+
+
+def _corpus(source: SourceConfig) -> Corpus:
+    reader = READERS[source.reader]
+    corpus: Corpus = pkgutil.resolve_name(reader.corpus)(source, reader)
+    return corpus
+
+
+def _end(file: SourceFile) -> int | None:
+    """The number of the row after a file's last one; None: all rows that follow."""
+    return None if file.rows is None else file.first + file.rows
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
@@ -170,8 +296,8 @@ def _rows_of_path(source: SourceConfig, path: Path, rows: int | None) -> Iterato
             *(["language"] if source.languages else []),
             *(["score"] if source.minimum_score is not None else []),
         ]
-        return read_parquet_batches(path, source.form, filter_columns, record_columns, rows)
-    return batched(itertools.islice(read_jsonl([path], source.form), rows), source.form)
+        return read_parquet_batches(path, source.form, filter_columns, record_columns, rows, source.columns)
+    return batched(itertools.islice(read_jsonl([path], source.form, columns=source.columns), rows), source.form)
 
 
 def _ranges(name: str, records: int, size: int) -> list[SourceFile]:

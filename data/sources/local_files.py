@@ -12,7 +12,7 @@ import json
 import os
 import zlib
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from io import BufferedReader
@@ -71,8 +71,18 @@ def matching_files(pattern: str) -> list[Path]:
     return files
 
 
-def read_jsonl(paths: Sequence[Path], form: RecordForm, skip: int = 0) -> Iterator[Record | Rejected]:
+def with_field_names(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """A row with the names of a record's fields, of which `columns` names the columns: `{"text": "body"}`."""
+    read = {field: row[column] for field, column in columns.items() if column in row}
+    return {name: value for name, value in row.items() if name not in columns} | read
+
+
+def read_jsonl(
+    paths: Sequence[Path], form: RecordForm, skip: int = 0, columns: Mapping[str, str] | None = None
+) -> Iterator[Record | Rejected]:
     """Read records from JSON-lines files (compressed ones too) from row `skip` on; blank lines are not rows.
+
+    `columns`: as for `with_field_names`.
 
     Raises `ConfigError` for a file that is missing, empty, not text, or one JSON array.
     """
@@ -83,6 +93,8 @@ def read_jsonl(paths: Sequence[Path], form: RecordForm, skip: int = 0) -> Iterat
                     skip -= 1
                     continue
                 value = _parse_line(line)
+                if columns and isinstance(value, dict):
+                    value = with_field_names(value, columns)
                 yield value if isinstance(value, Rejected) else from_dict(value, form)
 
 
@@ -201,33 +213,38 @@ def read_parquet_batches(
     filter_columns: Sequence[str] = (),
     record_columns: Sequence[str] = (),
     rows: int | None = None,
+    names_in_file: Mapping[str, str] | None = None,
 ) -> Iterator[RecordBatch]:
     """Read the file's first `rows` rows (None: all) as batches.
 
     The `columns` of a batch are the text columns and `filter_columns`; `record_columns` are read as well, for
-    `RecordBatch.record`. A column that the file does not have is None.
+    `RecordBatch.record`. A column that the file does not have is None. `names_in_file`: of columns that the file has
+    under another name.
 
     Raises `ConfigError` for a file that is missing, not Parquet, damaged, or without the required text columns.
     """
     columns = [*TEXT_COLUMNS[form], *filter_columns]
-    parquet = _open_parquet(path, [*columns, *record_columns])
+    in_file = {name: (names_in_file or {}).get(name, name) for name in (*columns, *record_columns)}
+    parquet = _open_parquet(path, in_file.values())
     names = parquet.schema_arrow.names
-    for required in REQUIRED_COLUMNS[form]:
+    for required in (in_file[name] for name in REQUIRED_COLUMNS[form]):
         if required not in names:
             raise ConfigError(f"{path}: no column {required!r}; there are {', '.join(names)}")
-    read_columns = [name for name in dict.fromkeys([*columns, *record_columns]) if name in names]
+    in_file = {name: own for name, own in in_file.items() if own in names}
+    read_columns = list(dict.fromkeys(in_file.values()))
     remaining = total = parquet.metadata.num_rows if rows is None else min(rows, parquet.metadata.num_rows)
     for table in _tables(path, parquet, range(parquet.num_row_groups), read_columns):
         if remaining < table.num_rows:
             table = table.slice(0, remaining)
         remaining -= table.num_rows
         if table.num_rows:
+            table = pyarrow.record_batch({name: table.column(own) for name, own in in_file.items()})
             yield replace(_table_batch(table, form, columns), total=total)
         if not remaining:
             return
 
 
-def read_parquet_values(path: Path, columns: Container[str], skip: int = 0) -> Iterator[dict[str, Any] | Rejected]:
+def read_parquet_values(path: Path, columns: Collection[str], skip: int = 0) -> Iterator[dict[str, Any] | Rejected]:
     """Read the rows of a Parquet file from row `skip` on as dictionaries of those columns that are in `columns`.
 
     Raises `ConfigError` for a file that is missing, not Parquet, or damaged.
@@ -271,7 +288,7 @@ def count_parquet_rows(path: Path) -> int:
     return _open_parquet(path).metadata.num_rows
 
 
-def _open_parquet(path: Path, text_columns: Container[str] = ()) -> ParquetFile:
+def _open_parquet(path: Path, text_columns: Collection[str] = ()) -> ParquetFile:
     """Open a Parquet file; `text_columns` are read as dictionaries, in which a text repeated by the million is one."""
     expected = "is not a Parquet file"
     if path.suffix.lower() != ".parquet":

@@ -359,8 +359,8 @@ def section_differences(step: Step, artifact: Artifact) -> list[str]:
     """Differences in stage version and semantic fields between `artifact` and `step`, a line each."""
     manifest = artifact.manifest
     lines = []
-    if manifest["version"] != step.stage.version:
-        lines.append(f"stage {step.stage.name}: version {manifest['version']} -> {step.stage.version}")
+    if manifest["version"] != step.stage.number:
+        lines.append(f"stage {step.stage.name}: version {manifest['version']} -> {step.stage.number}")
     # Only the fields that are in keys. An operational change is no reason to run again, so it is no answer here.
     before, after = _flat(key_fields(manifest["config"])), _flat(key_fields(step.section))
     for name in sorted(before.keys() | after.keys()):

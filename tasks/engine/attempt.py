@@ -425,7 +425,7 @@ class _Attempt:
                 self.key,
                 staging.files.output(kind),
                 stage=self.stage.name,
-                version=self.stage.version,
+                version=self.stage.number,
                 config=self.section,
                 inputs=self.inputs,
                 facts=staging.facts(kind),

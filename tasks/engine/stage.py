@@ -21,6 +21,7 @@ from nautile.configs.base import Section
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.keys import key_fields
 from nautile.configs.operation import LaunchConfig, StageOperation, TelemetryConfig
+from nautile.configs.plugins import PLUGINS
 from nautile.configs.stages import STAGES
 from nautile.store.manifest import stage_key
 from nautile.tasks.engine.fanout import FanOut
@@ -82,11 +83,12 @@ def _not_decorated(job: Job) -> None:
 class Stage:
     """A named kind of step: its version, the kinds of artifact it writes, its function, and what is shown of it.
 
-    `version` increases when the code writes something else for the same section. `optional`: outputs that a section may
-    leave unwritten. `multihost`: several processes, one per host, can run it together. `fan_outs` run first, each of
-    their items in its own process; `work` then reads what they wrote (`tasks.engine.fanout`). `on_demand`: kind
-    of input -> prefix. If an input of that kind lies only at the store's remote, its files whose names start with the
-    prefix are fetched when `Job.remote_files` opens them.
+    `version` increases when the code writes something else for the same section; a plug-in's stage without one has the
+    digest of its source in its key. `optional`: outputs that a section may leave unwritten. `multihost`: several
+    processes, one per host, can run it together. `fan_outs` run first, each of their items in its own process; `work`
+    then reads what they wrote (`tasks.engine.fanout`). `on_demand`: kind of input -> prefix. If an input of that kind
+    lies only at the store's remote, its files whose names start with the prefix are fetched when `Job.remote_files`
+    opens them.
 
     The rest is for other places: data, small functions, or the reference (`module:name`) of what takes long to import.
 
@@ -101,8 +103,8 @@ class Stage:
     """
 
     name: str
-    version: int
-    outputs: tuple[str, ...]
+    version: int | None = None
+    outputs: tuple[str, ...] = ()
     work: Work = _not_decorated
     optional: tuple[str, ...] = ()
     accelerator: bool = False
@@ -145,7 +147,21 @@ class Stage:
 
     def key(self, section: dict[str, Any], inputs: dict[str, str]) -> str:
         """The content key, from the section's semantic fields; `inputs`: name -> `kind/<full key>` (`full_id`)."""
-        return stage_key(self.name, self.version, key_fields(section), inputs)
+        return stage_key(self.name, self._code_version, key_fields(section), inputs)
+
+    @property
+    def number(self) -> int:
+        """The version for manifests: a number of the source's digest where none is declared."""
+        version = self._code_version
+        return version if isinstance(version, int) else int(version[:7], 16)
+
+    @property
+    def _code_version(self) -> int | str:
+        if self.version is not None:
+            return self.version
+        if self.name not in STAGES.plug_ins:
+            raise ConfigError(f"stage {self.name!r} declares no `version`, and is none of {PLUGINS}")
+        return STAGES.version(self.name)
 
 
 stage = Stage

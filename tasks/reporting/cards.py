@@ -16,6 +16,7 @@ from typing import Any
 from nautile.common.files import read_json
 from nautile.common.text import dollars, duration, fenced, markdown_table, markdown_text, visible
 from nautile.configs.model import ModelConfig
+from nautile.configs.readers import is_on_hub
 from nautile.data.distill.parquet import COLUMNS
 from nautile.data.label_set import read_label_set
 from nautile.data.tokens.source_reading import READING, SourceReading, reading_rows
@@ -563,7 +564,7 @@ def _source(item: Input) -> Facts | None:
     if config is None:
         return about | {"reader": "distilled documents", "origin": None, "hub": None, "license": None, "languages": []}
     # Paths of local files are not published.
-    hub = config["path"] if config["reader"] == "hub" else None
+    hub = config["path"] if is_on_hub(config["reader"]) else None
     parts = (hub, config.get("subset"), config.get("revision", "")[:12]) if hub else ()
     return about | {
         "reader": config["reader"],

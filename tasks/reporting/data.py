@@ -14,7 +14,7 @@ from typing import Any
 
 from nautile.common.files import read_json
 from nautile.common.text import visible
-from nautile.configs.vendors import JUDGES
+from nautile.configs.vendors import is_judge
 from nautile.data.endpoints.own_server import program_of
 from nautile.evals.benchmarks.registry import table_1_benchmarks
 from nautile.evals.running.rows import SampleRow, read_rows
@@ -229,7 +229,7 @@ def stand_ins(inputs: Sequence[Input]) -> list[dict[str, str]]:
             endpoints = item.artifact.manifest["config"].get("endpoints", {}).values()
             by_label[item.label] = [
                 program_of(e["kind"]).stand_in
-                if e.get("kind") in JUDGES
+                if is_judge(e.get("kind"))
                 else f"{e['model']} stands in for a large model"
                 for e in endpoints
                 if e.get("stand_in")

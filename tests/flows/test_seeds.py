@@ -150,9 +150,7 @@ def test_a_sweep_refuses_it_too(tmp_path, value):
 
 
 def test_a_source_that_is_not_generated_takes_no_seed():
-    with pytest.raises(
-        ConfigError, match="source 'fineweb_edu': only reader 'reasoning' draws its records by a `seed`"
-    ):
+    with pytest.raises(ConfigError, match="source 'fineweb_edu': reader 'wikipedia' draws no records by a `seed`"):
         load("local", ["ingest.sources.0.seed=1"])
 
 

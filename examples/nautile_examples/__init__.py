@@ -1,0 +1,1 @@
+"""Parts from outside for Nautile, one a file."""
