@@ -9,12 +9,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from nautile.common.errors import ConfigError
 from nautile.configs.distill import IndexConfig
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.load import load
 from nautile.configs.operation import OperationConfig, ScheduleConfig
+from nautile.configs.plugins import PlugIn
+from nautile.configs.rewards import REWARDS
 from nautile.configs.schema import RunConfig
 from nautile.configs.stages import STAGES
 from nautile.evals.benchmarks.registry import BENCHMARKS
@@ -207,6 +210,21 @@ def test_what_is_trained_on_moves_pretraining_and_no_tokens(toy):
     config = RunConfig.model_validate({**toy.model_dump(), "ingest": replies})
     pretrain = next(step for step in build_dag(config, toy_dag) if step.label == "pretrain")
     assert pretrain.section["train_on"] == {"synth": "replies"}
+
+
+def test_another_reward_moves_the_key_of_its_stage_with_its_version_and_the_default_is_in_none(toy, monkeypatch):
+    monkeypatch.setitem(REWARDS.plug_ins, "brief", PlugIn("rewards", "brief", "math:fsum", "a test"))
+    monkeypatch.setattr(PlugIn, "digest", "one")
+    sections = json.dumps([step.section for step in build_dag(toy, toy_dag)])
+    assert "reward" not in sections
+    brief = toy.reason.model_copy(update={"reward": "brief"}).model_dump()
+    assert changed(toy, reason=brief) == LABELS[LABELS.index("reason") :]
+    config = RunConfig.model_validate({**toy.model_dump(), "reason": brief})
+    before = keys(config)
+    monkeypatch.setattr(PlugIn, "digest", "two")
+    assert [label for label in LABELS if keys(config)[label] != before[label]] == LABELS[LABELS.index("reason") :]
+    with pytest.raises(ValidationError, match="no reward 'short'; there are verifiable, brief"):
+        RunConfig.model_validate({**toy.model_dump(), "reason": brief | {"reward": "short"}})
 
 
 def test_a_change_of_reason_moves_reason_and_what_follows(toy):
