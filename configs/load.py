@@ -22,6 +22,7 @@ from nautile.configs.forms import (
     served_here,
     with_gates_of,
 )
+from nautile.configs.plugins import check_plug_ins
 from nautile.configs.schema import RunConfig
 
 SectionPart = TypeVar("SectionPart", bound=Section)
@@ -35,6 +36,7 @@ def load(name: str | Path, settings: Sequence[str] | None = None) -> RunConfig:
     `settings`: values that replace those of the file, such as `reason.policy.steps=3` (see `changed`). Raises
     `ConfigError` with the file and the field.
     """
+    check_plug_ins()
     path = locate(name)
     try:
         return RunConfig.model_validate(changed(_read(path), settings or ()))
@@ -99,6 +101,7 @@ def load_form(
     of `load`. `stored`: the configuration, where `name` refers to one in the store. Raises `ConfigError` with the
     fields of form and configuration, also for what `configs.forms` refuses.
     """
+    check_plug_ins()  # also what the machine requires that made the deployment
     served = served_here()
     is_served = served is not None and served.name == name
     known = served if is_served else stored

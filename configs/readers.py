@@ -48,18 +48,18 @@ READERS: Registry[Reader] = Registry(
     "readers",
     Reader,
     {
-        "hub": Reader(corpus="nautile.data.sources.corpus_source:HubFiles", on_hub=True, version=1),
+        "hub": Reader(corpus="nautile.data.sources.corpus_source:HubFiles", on_hub=True),
         # Files are read by their names' endings, whichever of the two a source names.
-        "parquet": Reader(corpus=_FILES, version=1),
-        "jsonl": Reader(corpus=_FILES, version=1),
+        "parquet": Reader(corpus=_FILES),
+        "jsonl": Reader(corpus=_FILES),
         # Offline, from packages.
         "wikipedia": Reader(
             corpus="nautile.data.sources.corpus_source:Wikipedia",
-            form="web", needs_path=False, takes_columns=False, version=1,
+            form="web", needs_path=False, takes_columns=False,
         ),
         "reasoning": Reader(
             corpus="nautile.data.sources.corpus_source:Reasoning",
-            form="synth", needs_path=False, generates=True, takes_columns=False, version=1,
+            form="synth", needs_path=False, generates=True, takes_columns=False,
         ),
     },
 )  # fmt: skip

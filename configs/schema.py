@@ -186,3 +186,7 @@ class RunConfig(PluginSections):
         if self.ingest.row_length > self.model.context:
             raise ValueError(f"ingest.row_length {self.ingest.row_length} exceeds model.context {self.model.context}")
         return self
+
+
+for _name in {*STAGES.plug_ins} & {*RunConfig.__annotations__}:
+    STAGES.refuse(STAGES.plug_ins[_name], "the configuration")

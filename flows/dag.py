@@ -16,13 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from nautile.common.errors import ConfigError
+from nautile.common.text import first_line
 from nautile.configs.base import SeedName
 from nautile.configs.endpoint import with_fallbacks
 from nautile.configs.keys import with_local_files
 from nautile.configs.model import refuse_other_shape
+from nautile.configs.plugins import PLUGINS
 from nautile.configs.readers import READERS, reader_versions
 from nautile.configs.rewards import DEFAULT_REWARD, REWARDS
 from nautile.configs.schema import DISTILLED, RunConfig
+from nautile.configs.stages import STAGES
 from nautile.configs.training import TRAINED
 from nautile.evals.benchmarks.loading import with_own_files
 from nautile.evals.benchmarks.registry import is_generated
@@ -173,6 +176,11 @@ def build_dag(
         if step.label in dag:
             name = step.label.partition(":")[2]
             raise ConfigError(f"evaluate.models: {step.label!r} exists already; rename the endpoint {name!r}")
+        if (name := step.stage.name) not in STAGES:
+            raise ConfigError(
+                f"{step.label}: no stage {name!r} is known here: install its package, or name it in {PLUGINS} as "
+                f"stages={step.stage.work.__module__}:{step.stage.work.__name__}"
+            )
         inputs = {name: f"{need.kind}/{dag[need.producer].key}" for name, need in step.needs.items()}
         inputs |= step.stored_inputs
         section = with_local_files(step.section, memory)
@@ -187,7 +195,18 @@ def steps_of(config: RunConfig) -> list[Step]:
 
     The variable also holds for the processes that Prefect starts, which take no arguments.
     """
-    return (_named_function(name) if (name := os.environ.get(DAG_VARIABLE)) else pipeline_steps)(config)
+    if not (name := os.environ.get(DAG_VARIABLE)):
+        return pipeline_steps(config)
+    function = _named_function(name)
+    try:
+        return function(config)
+    except ConfigError:
+        raise
+    except Exception as error:  # such as for the section of a stage that is not installed here
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise ConfigError(
+            f"{DAG_VARIABLE}: {name!r} has failed ({what}); `nautile plugins` lists its stages"
+        ) from error
 
 
 def _named_function(name: str) -> Callable[[RunConfig], list[Step]]:

@@ -10,6 +10,7 @@ from nautile.common.text import did_you_mean
 from nautile.configs.base import Section
 from nautile.configs.changes import Change, changed_settings
 from nautile.configs.operation import LaunchConfig
+from nautile.configs.plugins import plug_ins, version_of
 from nautile.configs.schema import RunConfig
 from nautile.flows.dag import Need, Step, dag_in
 from nautile.store.artifacts import Store, short_id
@@ -90,6 +91,8 @@ def prepare_run(
             f"{unlimited[0].label} uses the resource {unlimited[0].resource!r}, which has no limit: [resources] has "
             f"{', '.join(limits)}"
         )
+    for plug_in in plug_ins():  # also one that only a later step would use
+        version_of(plug_in)
     chosen = choose(dag, selection)
     steps = [step for step in dag if step.label in chosen]
     # Files of problems, for example, are read now: a typing error in one should not show after days of pretraining.

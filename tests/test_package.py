@@ -6,12 +6,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = sorted(path.name for path in (ROOT / "src" / "nautile").iterdir() if path.is_symlink())
+from tests.support.wheel import FOLDERS, PIP, ROOT, built, checkout
+
 PROGRAM = """
 import importlib.util, json, nautile
 from nautile.flows.dag import build_dag
@@ -30,24 +29,14 @@ def test_every_folder_of_code_is_linked_and_no_link_is_broken():
 
 @pytest.mark.slow
 def test_a_wheel_has_every_file_and_runs_beside_folders_of_the_same_names(tmp_path):
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    checkout = tmp_path / "checkout"  # setuptools writes beside the sources
-    for name in (*FOLDERS, "src"):
-        without = shutil.ignore_patterns("__pycache__", "*.egg-info")
-        shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=without)
-    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
-        shutil.copy(ROOT / name, checkout)
-    files = {
-        str(path.relative_to(checkout)) for name in FOLDERS for path in (checkout / name).rglob("*") if path.is_file()
-    }
-    build = ["wheel", str(checkout), "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path)]
-    subprocess.run([*pip, *build], check=True, timeout=120)
-    (wheel,) = tmp_path.glob("*.whl")
+    copy = checkout(tmp_path / "checkout")
+    files = {str(path.relative_to(copy)) for name in FOLDERS for path in (copy / name).rglob("*") if path.is_file()}
+    wheel = built(copy, tmp_path)
     names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("nautile/")}
     assert names == {f"nautile/{name}" for name in files} | {"nautile/__init__.py", "nautile/py.typed"}
     place, work = tmp_path / "place", tmp_path / "work"
     install = ["install", str(wheel), "--no-deps", "--no-index", "--target", str(place)]
-    subprocess.run([*pip, *install], check=True, timeout=120)
+    subprocess.run([*PIP, *install], check=True, timeout=120)
     for name in (*FOLDERS, "nautile"):
         (work / name).mkdir(parents=True)
         (work / name / "__init__.py").write_text("raise SystemExit('imported from the working directory')")

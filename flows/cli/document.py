@@ -355,6 +355,15 @@ class Settled(Output):
     outcome: str
 
 
+class PlugInOutput(Output):
+    registry: str
+    name: str
+    reference: str  # module:attribute
+    origin: str  # the package, or NAUTILE_PLUGINS
+    version: str  # declared, or the digest of its module's file
+    fault: str  # why it cannot be used; empty if it can
+
+
 class Verification(Output):
     artifacts: int
     damaged: dict[str, list[str]]  # id -> names of files
@@ -385,6 +394,7 @@ OUTPUTS: dict[str, Any] = {
     "approve": list[QuestionOutput],
     "approve RUN": Approved,
     "reconcile": list[Settled],
+    "plugins": list[PlugInOutput],
     "store verify": Verification,
     "store rebuild": dict[str, int],
     "store gc": list[GarbageOutput],

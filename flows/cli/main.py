@@ -26,6 +26,7 @@ from nautile.common.processes import begin_as_usual, die_with_parent, give_way, 
 from nautile.common.text import controls_escaped, visible
 from nautile.flows.cli.operate import approve, dashboard, deploy, down, reconcile, retry, server, up
 from nautile.flows.cli.plan import plan
+from nautile.flows.cli.plugins import plugins
 from nautile.flows.cli.publish import publish
 from nautile.flows.cli.serve import serve
 from nautile.flows.cli.store import store_app
@@ -464,6 +465,7 @@ PANELS: dict[str, dict[str, Callable[..., Any] | typer.Typer | UseCommand]] = {
         "approve": approve,
         "retry": retry,
         "reconcile": reconcile,
+        "plugins": plugins,
         "store": store_app,
     },
 }
@@ -505,11 +507,16 @@ def print_version(version: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=print_version, help="Print the versions and exit.")
     ] = False,
 ) -> None:
     """Train a small reasoning model, from text to evaluation: ingest, distil, pretrain, align, reason, self-distil."""
+    from nautile.configs.plugins import check_plug_ins
+
+    if context.invoked_subcommand != "plugins":  # which lists them with their faults
+        check_plug_ins()
 
 
 for panel, commands in PANELS.items():

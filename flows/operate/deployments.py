@@ -19,6 +19,7 @@ Beside the flow runs that it starts, the process
 """
 
 import asyncio
+import json
 import logging
 import os
 from collections import Counter, defaultdict
@@ -66,9 +67,10 @@ from nautile.common.processes import give_way
 from nautile.configs.forms import WORKER, ServedConfig
 from nautile.configs.load import load, load_base
 from nautile.configs.operation import DeployConfig
+from nautile.configs.plugins import PLUGINS, REQUIRED, required
 from nautile.configs.schema import RunConfig
 from nautile.configs.stages import STAGES
-from nautile.flows.dag import steps_of
+from nautile.flows.dag import DAG_VARIABLE, steps_of
 from nautile.flows.forms import SERVED_BY
 from nautile.flows.nightly.evaluation import evaluation
 from nautile.flows.nightly.regression import regression
@@ -399,7 +401,15 @@ def job_variables(deploy: DeployConfig, pool_type: str, **environment: str) -> d
     none is configured.
     """
     # The later wins: what the operator sets in `job_variables.env` replaces ours.
-    environment = {"NAUTILE_STORE": open_store().location, **environment, **deploy.job_variables.get("env", {})}
+    # A worker has the environment of its host; there the plug-ins have to be these.
+    plugged = {REQUIRED: json.dumps(wanted)} if (wanted := required()) else {}
+    plugged |= {name: os.environ[name] for name in (PLUGINS, DAG_VARIABLE) if name in os.environ}
+    environment = {
+        "NAUTILE_STORE": open_store().location,
+        **plugged,
+        **environment,
+        **deploy.job_variables.get("env", {}),
+    }
     variables = {**deploy.job_variables, "env": environment}
     if pool_type != "process" and "image" not in variables:
         if not (image := os.environ.get("NAUTILE_IMAGE")):

@@ -25,6 +25,7 @@ from typing import Any
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.files import write_json, writing
+from nautile.configs.plugins import required
 from nautile.store.artifacts import Artifact, KeyLease, Store
 from nautile.store.events import EventWriter, read_live
 from nautile.store.locks import KeyLock
@@ -355,6 +356,7 @@ class _Attempt:
                 "niceness": self.context.operation.niceness,
                 "commit": code_commit(),
                 "host": host(),
+                "plug_ins": required(),
                 # Lets the child import whatever this process can (`tasks.engine.child_main`).
                 "sys_path": [str(Path(entry).absolute()) for entry in sys.path],
                 **({"url": self.store.url} if self._hosts_have_own_disks() else {}),

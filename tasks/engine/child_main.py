@@ -30,8 +30,8 @@ from nautile.common.files import is_full_or_read_only, not_writable, write_json
 from nautile.common.processes import ExitCode, collector_paused, die_with_parent, give_way, thread_beside
 from nautile.store.events import EventWriter
 from nautile.store.layout import ChildFiles, Layout, StagingFiles
-from nautile.tasks.engine.child_process import STOP
-from nautile.tasks.engine.errors import NotWritable
+from nautile.tasks.engine.child_process import STOP, check_same_plug_ins
+from nautile.tasks.engine.errors import NotInstalled, NotWritable
 from nautile.tasks.engine.fanout import Markers, emit_with_source, process_item, write_item_list
 from nautile.tasks.engine.job import Job, check_inputs
 from nautile.tasks.engine.progress import LoggedProgress
@@ -148,7 +148,10 @@ def work(request: dict[str, Any], fan_out_part: list[str], remote: Mapping[str, 
         folder = Markers(staging, fan_out_part[0]).item_folder(fan_out_part[1])
     else:
         folder = staging
+    # The child must be able to import whatever the parent could, modules of tests included.
+    sys.path.extend(entry for entry in request["sys_path"] if entry not in sys.path)
     try:
+        check_same_plug_ins(request)
         if fan_out_part:
             _run_fan_out_part(request, *fan_out_part[:3])
         else:
@@ -174,12 +177,12 @@ def work(request: dict[str, Any], fan_out_part: list[str], remote: Mapping[str, 
 
 
 def load_stage(module: str, attribute: str) -> Stage:
-    """Import a stage by module and attribute. Raises `ConfigError` if it is not installed here, or is no stage."""
+    """Import a stage by module and attribute. Raises `ConfigError` if it is not installed here, or is none."""
     try:
         loaded = importlib.import_module(module)
-    except ImportError as error:
+    except (Exception, SystemExit) as error:  # the code of a plug-in may raise anything
         # A retry would find the same; on another host the run was started with more installed.
-        raise ConfigError(
+        raise NotInstalled(
             f"{module}, the module of the stage, cannot be imported on host {socket.gethostname()} ({error}): install "
             "there what is installed where the run was started"
         ) from error
@@ -211,12 +214,6 @@ def obey_launcher() -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def _stage_of(request: dict[str, Any]) -> Stage:
-    # The child must be able to import whatever the parent could, modules of tests included.
-    sys.path.extend(entry for entry in request["sys_path"] if entry not in sys.path)
-    return load_stage(request["module"], request["attribute"])
-
-
 def keep_compiled(compiled: Path, rank: int = 0) -> None:
     """Enable JAX's compilation cache in the store, shared by all its processes. Imports JAX."""
     with collector_paused():
@@ -228,7 +225,7 @@ def keep_compiled(compiled: Path, rank: int = 0) -> None:
 
 
 def _run_stage_function(request: dict[str, Any], rank: int | None, remote: Mapping[str, Any]) -> None:
-    stage, staging = _stage_of(request), Path(request["staging"])
+    stage, staging = load_stage(request["module"], request["attribute"]), Path(request["staging"])
     if rank is not None:
         _join_hosts(rank, request["launch"]["silent_s"])
     if stage.accelerator:
@@ -252,7 +249,8 @@ def _run_stage_function(request: dict[str, Any], rank: int | None, remote: Mappi
 
 def _run_fan_out_part(request: dict[str, Any], name: str, item: str, slot: str) -> None:
     """Process `item` of the fan-out `name`, or list its items if `item` is empty."""
-    stage, staging, events = _stage_of(request), Path(request["staging"]), Path(request["events"])
+    stage, events = load_stage(request["module"], request["attribute"]), Path(request["events"])
+    staging = Path(request["staging"])
     fan_out = next(fan_out for fan_out in stage.fan_outs if fan_out.name == name)
     live = ChildFiles(Markers(staging, name).item_folder(item) if item else staging).live
     # One event file per worker slot, not per item: thousands of files would slow the catalog down.

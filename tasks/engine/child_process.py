@@ -25,9 +25,10 @@ from typing import Any
 import nautile
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.processes import HUGE_PAGES, ExitCode, give_session_way, loopback_direct, module_command
+from nautile.configs.plugins import PLUGINS, check_plug_ins, refuse_others
 from nautile.store.layout import ChildFiles
 from nautile.store.manifest import code_commit, host
-from nautile.tasks.engine.errors import NotWritable, StageCancelled, StageCrash
+from nautile.tasks.engine.errors import NotInstalled, NotWritable, StageCancelled, StageCrash
 
 logger = logging.getLogger(__name__)
 
@@ -149,8 +150,12 @@ def child_environment(store: str) -> dict[str, str]:
 
 
 def host_environment(launch: dict[str, Any], host: int) -> dict[str, str]:
-    """The environment variables that give a process its rank. Without a coordinator, JAX asks the TPU slice."""
+    """The environment variables that give a process its rank, and plug-ins that are no packages.
+
+    Without a coordinator, JAX asks the TPU slice.
+    """
     settings = {"NAUTILE_PROCESSES": str(launch["processes"]), "NAUTILE_PROCESS": str(host)}
+    settings |= {PLUGINS: os.environ[PLUGINS]} if PLUGINS in os.environ else {}
     return settings | ({"NAUTILE_COORDINATOR": launch["coordinator"]} if launch["coordinator"] else {})
 
 
@@ -162,6 +167,18 @@ def check_same_commit(request: dict[str, Any]) -> None:
             f"host {host()} has commit {code_commit() or 'unknown'} of this code, but the run's host {request['host']} "
             f"has {request['commit'] or 'unknown'}: install the same commit on every host of the cluster"
         )
+
+
+def check_same_plug_ins(request: dict[str, Any]) -> None:
+    """Raise `NotInstalled` in a process that has not the plug-ins of the run, from the same sources.
+
+    Also on the run's own host: another source than the one in a step's key must not do its work.
+    """
+    try:
+        check_plug_ins()
+        refuse_others(request["plug_ins"], f"host {host()}")
+    except ConfigError as error:
+        raise NotInstalled(str(error)) from None
 
 
 def _reap(child: subprocess.Popen[bytes]) -> Exit | None:
@@ -206,7 +223,8 @@ def raise_for_exit(exit_status: Exit, files: ChildFiles) -> None:
     # The exit code says of which kind the error is, `error.json` has its message. Without the file the child died
     # before it could write it, which is a crash whatever the code is.
     if error and exit_status.code == ExitCode.BAD_INPUT:
-        raise (NotWritable if error["type"] == NotWritable.__name__ else ConfigError)(error["message"])
+        kinds = {kind.__name__: kind for kind in (NotWritable, NotInstalled)}
+        raise kinds.get(error["type"], ConfigError)(error["message"])
     if error and exit_status.code == ExitCode.RETRY:
         raise Retryable(error["message"])
     if not error and exit_status.code == ExitCode.BAD_INPUT and shutil.disk_usage(files.folder).free < LEAST_FREE:

@@ -52,8 +52,16 @@ class StageCancelled(BaseException):
     """The stage was cancelled. Not an `Exception`, so that no failure handler retries it."""
 
 
-class NotWritable(ConfigError):
-    """The store is full or read-only. It ends the whole stage, even if only one work item raised it."""
+class EndsStage(ConfigError):
+    """Bad input that concerns every work item: it ends the whole stage, and no item is skipped for it."""
+
+
+class NotWritable(EndsStage):
+    """The store is full or read-only."""
+
+
+class NotInstalled(EndsStage):
+    """A host has not what the run was started with: a plug-in, or the module of the stage."""
 
 
 class RetryPolicy:

@@ -60,7 +60,7 @@ from nautile.tasks.engine.child_process import (
     raise_for_exit,
     run_child,
 )
-from nautile.tasks.engine.errors import ITEM_BACKOFF, NotWritable, RetryPolicy, StageCancelled, StageCrash
+from nautile.tasks.engine.errors import ITEM_BACKOFF, EndsStage, RetryPolicy, StageCancelled, StageCrash
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.ray_cluster import connected
 
@@ -260,8 +260,7 @@ def run_once(item: WorkItem, check_lease: Callable[[], object]) -> ItemResult:
     )
     try:
         raise_for_exit(exit_status, files)
-    # A full disk concerns every item: it must not count as a reason to skip this one.
-    except NotWritable:
+    except EndsStage:
         raise
     except ConfigError as error:
         return ItemResult(str(error), exit_status.peak_bytes)

@@ -27,6 +27,7 @@ from nautile.common.errors import ConfigError, Retryable
 from nautile.common.processes import free_port, module_command
 from nautile.common.text import first_line
 from nautile.configs.operation import LaunchConfig
+from nautile.configs.plugins import PLUGINS
 from nautile.tasks.engine.child_process import STOP, check_same_commit, child_environment, host_environment
 
 logger = logging.getLogger("nautile.tasks.engine.multihost")
@@ -63,7 +64,13 @@ def connected(launch: LaunchConfig) -> Iterator[None]:
     handler = signal.getsignal(signal.SIGTERM) if in_main_thread else None
     try:
         ray.init(
-            address, namespace="nautile", log_to_driver=False, configure_logging=False, logging_level=logging.ERROR
+            address,
+            namespace="nautile",
+            log_to_driver=False,
+            configure_logging=False,
+            logging_level=logging.ERROR,
+            # Workers have the environment of their host.
+            runtime_env={"env_vars": {PLUGINS: os.environ[PLUGINS]}} if PLUGINS in os.environ else None,
         )
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ConfigError(_unreachable(address, connection_problem(error))) from error

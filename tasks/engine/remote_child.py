@@ -51,6 +51,7 @@ from nautile.store.mirror import MirroredStore, open_store, payload_prefix
 from nautile.store.request_claims import RequestClaims
 from nautile.store.staging_mirror import StagingMirror, host_files
 from nautile.tasks.engine.child_main import begin, failed, leave, load_stage, process_rank, work
+from nautile.tasks.engine.child_process import check_same_plug_ins
 from nautile.tasks.engine.errors import StageCancelled
 from nautile.tasks.engine.fanout import (
     Executor,
@@ -180,6 +181,7 @@ def request_of(store: MirroredStore, key: str) -> dict[str, Any]:
     request = store.remote.read_json(f"{host_files(key)}/request.json", LARGEST_MANIFEST)
     if not isinstance(request, dict):
         raise Retryable(f"{store.url}/{host_files(key)}/request.json does not exist: its run has ended")
+    check_same_plug_ins(request)
     stage = load_stage(request["module"], request["attribute"])
     inputs = {}
     if not all(

@@ -22,7 +22,7 @@ from nautile.configs.schema import RunConfig
 from nautile.configs.stages import STAGES
 from nautile.evals.benchmarks.registry import BENCHMARKS
 from nautile.evals.benchmarks.versions import GRADERS
-from nautile.flows.dag import Need, build_dag
+from nautile.flows.dag import Need, Step, build_dag, pipeline_steps
 from tests.support.stages.toy_dag import toy_dag
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -497,3 +497,11 @@ def test_a_dag_that_is_not_installed_is_named(toy, monkeypatch, name):
     monkeypatch.setenv("NAUTILE_DAG", name)
     with pytest.raises(ConfigError, match=f"^NAUTILE_DAG: {name!r} cannot be imported on host"):
         build_dag(toy)
+
+
+def test_a_stage_that_no_registry_has_is_named(toy):
+    unknown = replace(pipeline_steps(toy)[0].stage, name="unknown")
+    with pytest.raises(
+        ConfigError, match=r"^own: no stage 'unknown' is known here: install its package, or name it in"
+    ):
+        build_dag(toy, lambda config: [Step("own", unknown, {}, {})])

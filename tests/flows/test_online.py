@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -15,6 +14,7 @@ from nautile.configs.vendors import VENDORS
 from nautile.data.endpoints import endpoint
 from nautile.flows.dag import pipeline_steps
 from nautile.flows.readiness import Answers, ask_endpoints, hub_datasets, remote_endpoints
+from tests.support.plug_ins import add_plug_in
 from tests.support.servers.fake_hub import FakeHub
 from tests.support.servers.fake_openai import FakeOpenAI
 
@@ -100,11 +100,16 @@ def test_an_endpoint_counts_as_confirmed_only_if_it_takes_the_key_and_lists_the_
 
 
 @pytest.mark.slow
-def test_an_endpoint_without_an_address_is_asked_at_its_vendors_own(monkeypatch):
+def test_an_endpoint_without_an_address_is_asked_at_its_vendors_own(monkeypatch, tmp_path):
     monkeypatch.setenv("RIGHT", "sk-right-1")
-    config = EndpointConfig(kind="mistral", model="fake", key_variable="RIGHT")
     with FakeOpenAI(key="sk-right-1", card={"type": "base"}) as server:
-        monkeypatch.setitem(VENDORS, "mistral", replace(VENDORS["mistral"], url=server.url))
+        source = f"""
+from dataclasses import replace
+from nautile.configs.vendors import VENDORS
+m = replace(VENDORS["mistral"], url={server.url!r})
+"""
+        add_plug_in(monkeypatch, tmp_path, VENDORS, "m", source)
+        config = EndpointConfig(kind="m", model="fake", key_variable="RIGHT")
         answers = Answers()
         asyncio.run(ask_endpoints({"endpoints.m": config}, answers))
     assert answers == Answers(confirmed=["endpoints.m: fake"])

@@ -14,12 +14,14 @@ import pytest
 
 from nautile.configs.model import TokenizerConfig
 from nautile.configs.operation import LaunchConfig
+from nautile.configs.readers import READERS
 from nautile.data.tokenizer import tokenizer_for
 from nautile.data.tokens.shards import read_index
 from nautile.store.artifacts import Store
 from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.stage import RunContext
 from nautile.tasks.ingest import ingest
+from tests.support.plug_ins import add_plug_in
 from tests.support.samples.shards import Shard
 from tests.support.servers.fake_hub import FakeHub
 from tests.support.stages.stage_parent import ROOT, wait_for
@@ -84,3 +86,42 @@ def test_a_kill_midway_and_another_number_of_workers_lose_and_double_nothing(tmp
     assert (facts["files"], facts["files_skipped"], facts["records"]) == (FILES, 1, 90)
     assert list(facts["skipped"]) == ["1.parquet"]
     assert hub.met[503] == hub.met["cut"] == 1
+
+
+GATED = """
+import time
+from pathlib import Path
+from nautile.configs.readers import Reader
+
+
+def rows(path):
+    with Path(path).with_suffix(".read").open("a") as file:
+        file.write("x")
+    for number, line in enumerate(Path(path).read_text().splitlines()):
+        while number == 5 and "late" in path and not Path(path).with_name("open").exists():
+            time.sleep(0.05)
+        yield {"body": line}
+
+
+gated = Reader(rows=rows)
+"""
+
+
+def test_a_plug_ins_reader_is_continued_after_a_kill(tmp_path, monkeypatch):
+    add_plug_in(monkeypatch, tmp_path, READERS, "gated", GATED)
+    for name in ("early", "late"):
+        (tmp_path / f"{name}.txt").write_text("".join(f"file {name} row {row}\n" for row in range(ROWS)))
+    source = {"name": "web", "reader": "gated", "form": "web", "path": f"{tmp_path}/*.txt"}
+    source |= {"columns": {"text": "body"}, "validation_share": 0.2, "rows_per_shard": 4}
+    config = {"tokenizer": {"ranks": 300}, "ingest": {"row_length": 64, "source": source}}
+    store = Store(tmp_path / "killed")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(store.root), json.dumps(config)], cwd=ROOT)
+    wait_for(lambda: list(store.root.glob("staging/*/fan_outs/tokenise/done/*")) and (tmp_path / "late.read").exists())
+    parent.kill()
+    parent.wait()
+    (tmp_path / "open").touch()
+    outputs = run_stage(ingest, config, {}, RunContext("r2", str(store.root), launch=LaunchConfig(workers=1)))
+    assert (tmp_path / "early.read").read_text() == "x"  # a finished file is not read again
+    wanted = [f"file {name} row {row}" for name in ("early", "late") for row in range(ROWS)]
+    assert documents(store, outputs) == Counter(wanted)

@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from nautile.common.errors import ConfigError
 from nautile.configs.base import TaskConfig
 from nautile.configs.ingest import SourceConfig, TextTaskConfig
+from nautile.configs.keys import with_local_files
+from nautile.configs.readers import READERS, reader_versions
 from nautile.data.records import SynthRecord, WebRecord
 from nautile.data.sources import corpus_source as sources
 from nautile.data.sources.corpus_source import list_files, read_file
 from nautile.data.sources.hub import SourceFile, read_file_list, write_file_list
 from nautile.data.sources.reasoning_gym import derived_seed, problem_split, problems
 from nautile.data.sources.wikipedia import articles, web_record
+from tests.support.plug_ins import add_plug_in
 
 TASKS = ({"name": "gsm_symbolic"},)
 
@@ -261,3 +264,62 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, change):
         path.unlink()
     with pytest.raises(ConfigError, match=r"a\.jsonl: changed while it was read"):
         list(batches)
+
+
+@pytest.mark.parametrize("reader", ["jsonl", "parquet"])
+def test_a_field_is_read_from_the_column_that_the_source_names(tmp_path, reader):
+    rows = [{"body": "eins", "text": "another", "lang": "de"}, {"body": "one", "text": "another", "lang": "en"}]
+    path = tmp_path / f"a.{reader}"
+    lines(path, rows) if reader == "jsonl" else pq.write_table(pa.Table.from_pylist(rows), path)
+    named = {"reader": reader, "path": str(path), "languages": ("de",)}
+    config = source(columns={"text": "body", "language": "lang"}, **named)
+    assert [(record.text, record.language) for record in records_of(config)] == [("eins", "de")]
+    with pytest.raises(ConfigError, match=r"columns: form 'web' has no field 'texts', but text, id,"):
+        list_files(source(columns={"texts": "body"}, **named), tmp_path)
+    with pytest.raises(ValueError, match=r"reader 'wikipedia' has no columns to name"):
+        source(reader="wikipedia", columns={"text": "body"})
+
+
+PLUGGED = """
+from nautile.configs.readers import Reader
+from nautile.data.records import Rejected
+
+
+def rows(path):
+    for line in open(path):
+        if line == "broken\\n":
+            raise KeyError(path)
+        yield Rejected("not_json") if line == "?\\n" else {"body": line.strip(), "id": path}
+
+
+lines = Reader(rows=rows)
+letters = Reader(rows=lambda name: [{"body": name}, name], files=lambda path: path.split("+"))
+"""
+
+
+def test_a_plug_ins_reader_has_row_numbers_a_limit_and_reasons_as_the_others(monkeypatch, tmp_path):
+    entry = add_plug_in(monkeypatch, tmp_path, READERS, "lines", PLUGGED)
+    (tmp_path / "a.txt").write_text("one\n?\n\nfour\n")
+    (tmp_path / "b.txt").write_text("five\nsix\n")
+    config = source(reader="lines", path=f"{tmp_path}/*.txt", columns={"text": "body"})
+    batches = batches_of(config, tmp_path)
+    assert [(batch.rows, batch.texts(), dict(batch.rejected)) for batch in batches] == [
+        (4, ["one", "four"], {"not_json": 1, "no_text": 1}),
+        (2, ["five", "six"], {}),
+    ]
+    assert texts_of(config.model_copy(update={"records": 5})) == ["one", "four", "five"]
+    assert reader_versions("lines") == {"lines": entry.digest}
+    section = {"ingest": {"row_length": 8, "source": config.model_dump(mode="json")}}
+    assert len(with_local_files(section)["local_files"][config.path]) == 2
+    (tmp_path / "c.txt").write_text("broken\n")
+    with pytest.raises(ConfigError, match=r"c\.txt: cannot be read by reader 'lines' \(KeyError: "):
+        batches_of(config, tmp_path)
+
+
+def test_a_plug_ins_reader_may_list_names_that_are_no_files(monkeypatch, tmp_path):
+    add_plug_in(monkeypatch, tmp_path, READERS, "letters", PLUGGED)
+    config = source(reader="letters", path="a+b", columns={"text": "body"})
+    assert texts_of(config) == ["a", "b"]
+    assert [dict(batch.rejected) for batch in batches_of(config)] == [{"not_an_object": 1}] * 2
+    section = {"ingest": {"row_length": 8, "source": config.model_dump(mode="json")}}
+    assert with_local_files(section) == section

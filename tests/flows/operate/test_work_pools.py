@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 
 import pytest
 import yaml
@@ -15,10 +16,13 @@ from prefect.utilities.templating import apply_values
 
 from nautile.common.errors import ConfigError
 from nautile.configs.load import load
+from nautile.configs.operation import DeployConfig
+from nautile.configs.vendors import VENDORS
 from nautile.flows.dag import build_dag
 from nautile.flows.operate.deployments import POOL, job_variables, register
 from nautile.store.mirror import open_store
 from nautile.tasks.engine.multihost import host_command
+from tests.support.plug_ins import add_plug_in
 from tests.support.samples.document import ShownFile, sections
 from tests.support.servers.prefect_calls import fetch
 from tests.support.stages.toy_cli import ROOT
@@ -136,6 +140,21 @@ def test_stages_are_registered_in_pools_of_their_own(config, pools_file, prefect
             register(config.model_copy(update={"deploy": {"pretrain": deploy}}), pools_file, "process", None)
         for pool in own:  # other tests use the server
             client.delete_work_pool(pool.name)
+
+
+def test_a_worker_has_to_have_the_plug_ins_of_the_machine_that_deployed(monkeypatch, tmp_path):
+    monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "store"))
+    source = "from nautile.configs.vendors import Vendor\nacme = Vendor()\n"
+    entry = add_plug_in(monkeypatch, tmp_path, VENDORS, "acme", source)
+    jobs = job_variables(DeployConfig(), "process")["env"]
+    assert jobs["NAUTILE_PLUGINS"] == f"vendors={entry.reference}"
+    (tmp_path / "plugged_acme.py").write_text("acme = None\n")
+    command = [sys.executable, "-c", "from nautile.configs.load import load_form; load_form('local')"]
+    asked = subprocess.run(
+        command, env={**os.environ, **jobs, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    last = asked.stderr.splitlines()[-1]
+    assert "ConfigError: this machine has another source of the plug-in vendors=plugged_acme:acme: install" in last
 
 
 def started(script: str, folder, **variables: str) -> list[str]:

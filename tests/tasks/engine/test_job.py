@@ -11,6 +11,7 @@ from nautile.configs.training import JudgeConfig
 from nautile.tasks.engine.child_main import load_stage
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.progress import StageUpdate, notify, subscribe
+from nautile.tasks.engine.stage import stage
 
 
 @pytest.fixture
@@ -65,6 +66,12 @@ def test_a_stage_that_is_not_installed_on_a_host_is_no_crash(module):
     """It is not retried, and the message names the host."""
     with pytest.raises(ConfigError, match=rf"{module}, the module of the stage, .* on host {re.escape(gethostname())}"):
         load_stage(module, "sums")
+
+
+def test_a_stage_without_a_version_has_to_be_a_plug_in():
+    """Whose source stands for it (tests/flows/test_plugin_stage.py)."""
+    with pytest.raises(ConfigError, match="stage 'new' declares no `version`, and is none of NAUTILE_PLUGINS"):
+        stage("new", outputs=("numbers",)).key({}, {})
 
 
 def test_listeners_hear_until_they_unsubscribe():

@@ -14,11 +14,13 @@ import pytest
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.processes import ExitCode, free_port
 from nautile.configs.operation import LaunchConfig
+from nautile.configs.vendors import VENDORS
 from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.errors import StageCrash
 from nautile.tasks.engine.multihost import HostProcess, check_commit, host_command, wait_for_hosts
 from nautile.tasks.engine.ray_cluster import RayHost
 from nautile.tasks.engine.stage import RunContext
+from tests.support.plug_ins import add_plug_in
 from tests.support.stages.stage_parent import wait_for
 from tests.support.stages.stage_psum import psum
 from tests.support.stages.stage_sums import section, sums
@@ -28,6 +30,7 @@ TEMPLATE = (
     "gcloud compute tpus tpu-vm ssh nautile --zone=us-central2-b --worker={host} "
     f"'--command=cd {REPOSITORY} && exec env {{member}}'"
 )
+ACME = "from nautile.configs.vendors import Vendor\n\nacme = Vendor()\n"
 pytestmark = pytest.mark.slow
 
 
@@ -178,6 +181,27 @@ def test_the_template_is_filled_in_word_by_word():
         "'/shared/a b/request.json'"
     )
     assert f"git checkout {'a' * 40} &&" in words[2]
+
+
+def test_a_host_with_another_source_of_a_plug_in_is_refused_and_one_with_the_same_works(
+    store, hosts, tmp_path, monkeypatch
+):
+    """Before the stage begins, and for good: a plug-in that is no package is named on each host, and is compared."""
+    two = hosts.model_copy(update={"processes": 2})
+    for host in range(2):
+        (tmp_path / f"host-{host}").mkdir()
+        (tmp_path / f"host-{host}" / "plugged_acme.py").write_text(ACME)
+    (tmp_path / "here").mkdir()
+    add_plug_in(monkeypatch, tmp_path / "here", VENDORS, "acme", ACME)
+    own = two.command.replace("exec env {member}", f"exec env PYTHONPATH={tmp_path}/host-{{host}} {{member}}")
+    launch = two.model_copy(update={"command": own})
+    artifact = run_psum(store, launch)
+    assert (artifact.path / "sum.txt").read_text() == "3.0"
+    (tmp_path / "host-1" / "plugged_acme.py").write_text(f"{ACME}# edited\n")
+    refused = r"host \S+ has another source of the plug-in vendors=plugged_acme:acme: install there the file"
+    with pytest.raises(ConfigError, match=refused):
+        run_psum(store, launch, "another key")
+    assert not list((store.root / "staging").glob("*/scratch/*"))
 
 
 @pytest.mark.parametrize("commit", [None, "a" * 40 + "-dirty", "abc; rm -rf /"])

@@ -8,6 +8,7 @@ import pytest
 
 from nautile.common.errors import ConfigError
 from nautile.configs.operation import LaunchConfig
+from nautile.configs.vendors import VENDORS
 from nautile.store.catalog import Catalog
 from nautile.store.mirror import MirroredStore
 from nautile.store.staging_mirror import host_files
@@ -16,6 +17,7 @@ from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.errors import StageCancelled
 from nautile.tasks.engine.fanout import Executor, ItemResult, WorkItem
 from nautile.tasks.engine.stage import RunContext
+from tests.support.plug_ins import add_plug_in
 from tests.support.stages.stage_pieces import joined, pieces, section
 from tests.support.stages.toy_cli import ROOT
 
@@ -56,6 +58,29 @@ def test_items_on_other_hosts_get_and_leave_their_files_at_the_remote(machine, t
     Catalog(driver).ingest()
     (rows,) = Catalog(driver).query("SELECT count(*) AS n, sum(value) AS rows FROM metrics WHERE name = 'rows'")
     assert rows == {"n": 2, "rows": 10.0}
+
+
+def test_an_item_is_not_skipped_where_a_plug_in_of_the_run_is_missing(machine, tmp_path, monkeypatch):
+    """It is no fault of the item: the stage ends, and says what to install on that host."""
+    driver = machine("driver")
+    monkeypatch.setenv("NAUTILE_STORE_CACHE", str(tmp_path / "host"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    source = "from nautile.configs.vendors import Vendor\n\nacme = Vendor()\n"
+    entry = add_plug_in(monkeypatch, tmp_path, VENDORS, "acme", source)  # on the path of this process alone
+    tried = []
+
+    @contextmanager
+    def other_host(launch):
+        with ThreadPoolExecutor(1) as pool:
+            yield Executor(
+                lambda item: tried.append(item) or pool.submit(remote_child.run_item_on_own_disk, item), lambda: 1
+            )
+
+    context = RunContext("r1", str(driver.root), launch=LaunchConfig(engine="ray"))
+    refused = f"^host .* cannot import the module of the plug-in vendors={entry.reference}: install there the file"
+    with pytest.raises(ConfigError, match=refused):
+        run_stage(pieces, section(2, skippable=1.0), {}, context, other_host)
+    assert len(tried) == 1
 
 
 def test_an_item_whose_attempt_is_over_does_nothing_and_a_name_that_climbs_is_refused(machine, monkeypatch, tmp_path):

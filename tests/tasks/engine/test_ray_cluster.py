@@ -15,6 +15,7 @@ from prefect import flow
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.configs.operation import LaunchConfig
+from nautile.configs.vendors import VENDORS
 from nautile.store.catalog import Catalog
 from nautile.store.manifest import code_commit, host
 from nautile.tasks.engine.attempt import run_stage
@@ -22,6 +23,7 @@ from nautile.tasks.engine.child_process import cancelling
 from nautile.tasks.engine.prefect_task import as_prefect_task
 from nautile.tasks.engine.ray_cluster import check_hosts, connected, reserve
 from nautile.tasks.engine.stage import RunContext
+from tests.support.plug_ins import add_plug_in
 from tests.support.servers.ray_cluster import ROOT, cluster, surroundings
 from tests.support.stages.stage_parent import is_alive, wait_for
 from tests.support.stages.stage_pieces import joined, pieces, runs, section
@@ -118,6 +120,13 @@ def test_an_interrupted_run_leaves_no_process_on_the_cluster(store, gate, addres
 def test_a_cluster_that_is_not_there_is_one_message(store, address):
     with pytest.raises(ConfigError, match=r"no cluster answers at 127.0.0.1:9 \(Connection refused\): start one"):
         through_a_flow(store, section(1), "127.0.0.1:9").result()
+
+
+def test_a_plug_in_that_the_nodes_do_not_know_reaches_the_workers(store, address, monkeypatch, tmp_path):
+    """Each work item compares what it has with the run's."""
+    add_plug_in(monkeypatch, tmp_path, VENDORS, "acme", "from nautile.configs.vendors import Vendor\nacme = Vendor()\n")
+    outputs = through_a_flow(store, section(2), address).result()
+    assert (store.get(outputs["numbers"]).path / "all.txt").read_text() == joined(2)
 
 
 def launch_on(address, processes=2, **fields):
