@@ -47,9 +47,9 @@ class Benchmark:
     - `similar`: its questions share a template, so a text is screened for whole questions.
     - `stand_in`: what it is made of, if it stands in for another; `like`: for which.
     - `listed`: whether `[evaluate] benchmarks` and `[held_out] benchmarks` may name it.
-    - `train`: the split of problems to reinforce on (`rl.problems`); empty: there is none.
-    - `table_1`: its place among those that the table of the stages shows, which is the first that was asked; 0: none.
-    - `paper`, `open_point`: the row of the paper's Table 2, and what the paper does not specify; of no plug-in.
+    - Of no plug-in: `train`, the split of problems to reinforce on (`rl.problems`); `table_1`, its place among those
+      that the table of the stages shows, which is the first that was asked; `paper` and `open_point`, the row of the
+      paper's Table 2, and what the paper does not specify.
     - `version`: of its questions, its prompt and its own grader (`evals.benchmarks.versions`).
     """
 

@@ -20,6 +20,7 @@ from nautile.configs.plugins import PlugIn
 from nautile.configs.rewards import REWARDS
 from nautile.configs.schema import RunConfig
 from nautile.configs.stages import STAGES
+from nautile.evals.benchmarks.catalogue import Benchmark
 from nautile.evals.benchmarks.registry import BENCHMARKS
 from nautile.evals.benchmarks.versions import GRADERS
 from nautile.flows.dag import Need, Step, build_dag, pipeline_steps
@@ -197,6 +198,25 @@ def test_another_parser_or_grader_makes_a_new_evaluation_of_its_benchmark_and_tr
     moved = [label for label in LABELS if before[0][label] != after[0][label]]
     assert moved == [label for label in LABELS if label.startswith("evaluate:") or label == "report"]
     assert before[1] == after[1]
+
+
+def test_the_source_of_a_plug_ins_benchmark_is_in_evaluations_alone_and_its_file_in_what_is_held_out(
+    toy, monkeypatch, tmp_path
+):
+    path = tmp_path / "mine.jsonl"
+    path.write_text("{}\n")
+    monkeypatch.setitem(globals(), "mine", Benchmark(title="Mine", path=str(path), size=1, read=str))
+    monkeypatch.setitem(BENCHMARKS.plug_ins, "mine", PlugIn("benchmarks", "mine", f"{__name__}:mine", "a test"))
+    monkeypatch.setattr(PlugIn, "digest", "one")
+    asked = toy.evaluate.model_dump() | {"benchmarks": [{"name": "mine"}]}
+    config = RunConfig.model_validate({**toy.model_dump(), "evaluate": asked, "held_out": None})
+    before = keys(config)
+    monkeypatch.setattr(PlugIn, "digest", "two")
+    after = keys(config)
+    moved = [label for label in LABELS if after[label] != before[label]]
+    assert moved == [label for label in LABELS if label.startswith("evaluate:") or label == "report"]
+    path.write_text("{}\n{}\n")
+    assert keys(config)["held_out"] != after["held_out"]
 
 
 def test_what_is_trained_on_moves_pretraining_and_no_tokens(toy):

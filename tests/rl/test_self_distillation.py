@@ -214,6 +214,19 @@ def test_the_few_right_traces_of_a_hard_problem_weigh_most():
     assert levels == {0.0: (0.0, 0), 0.25: (0.75, 1), 0.75: (0.25, 3), 1.0: (0.0, 0)}
 
 
+def test_another_reward_decides_the_advantages_and_the_solve_rate_stays_the_graders():
+    replies = [ParsedReply("", answer, True, True) for answer in ("2", "3", "2")]
+    rollouts = [
+        Rollout([1], np.arange(length), np.zeros(length), False, reply, "") for length, reply in enumerate(replies, 1)
+    ]
+    group = Group(0, Problem("file", 0, "1 + 1?", "2", ""), rollouts)
+    samples = self_distillation._score_rows(group, lambda problem, reply: None if reply.length == 3 else -reply.length)
+    assert [sample["reward"] for sample in samples] == [-1, -2, None]
+    assert [sample["advantage"] for sample in samples] == [0.5, -0.5, None]
+    assert [sample["parts"]["correct"] for sample in samples] == [1, 0, 1]
+    assert {sample["solve_rate"] for sample in samples} == {2 / 3}
+
+
 @pytest.mark.parametrize(
     ("rewards", "rate", "advantages"),
     [([None, 1.0, 0.0, 1.0], 2 / 3, [None, 1 / 3, -2 / 3, 1 / 3]), ([None] * 4, None, [None] * 4)],
