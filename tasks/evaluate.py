@@ -29,7 +29,7 @@ from nautile.data.screening.contamination import (
 from nautile.data.tokens.losses import LOST, lost_records
 from nautile.evals.benchmarks.items import BenchmarkItem
 from nautile.evals.benchmarks.loading import check_benchmark, count_of, items_for, questions
-from nautile.evals.benchmarks.registry import BENCHMARKS, parts_of, title_of
+from nautile.evals.benchmarks.registry import BENCHMARKS, composites, parts_of, title_of
 from nautile.evals.benchmarks.stand_ins import HELD_OUT
 from nautile.evals.benchmarks.stand_ins import held_out as stand_in_items
 from nautile.evals.running.answerers import Answerer, CheckpointAnswerer, EndpointAnswerer
@@ -50,6 +50,7 @@ SHOWN_BAD_ROWS = 20  # in the manifest; the log has all of them
 
 
 def _check(section: str, part: EvaluateConfig | HeldOutConfig) -> None:
+    composites()  # scoring reads every entry of the registry: a plug-in's that is broken shows before anything runs
     for choice in part.benchmarks:
         check_benchmark(choice, f"{section}.benchmarks")
 
