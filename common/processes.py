@@ -140,6 +140,40 @@ def give_session_way(leader: int) -> None:
             Path(f"/proc/{leader}/autogroup").write_text(str(niceness), encoding="ascii")
 
 
+class _TimeIsUp(BaseException):
+    """Raised into a block of `time_limit`; no `Exception`, which the code in it might catch."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `TimeoutError` if the block takes longer, for code that may hang; in the main thread alone.
+
+    It interrupts Python, searches of `re` and waiting, but no other computation in C. In another thread there is no
+    limit, because only the main thread receives signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise _TimeIsUp
+
+    start, handler = time.monotonic(), signal.signal(signal.SIGALRM, stop)
+    # Again every second: a bare `except` in the block may catch the first.
+    delay, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except _TimeIsUp:
+        raise TimeoutError(f"no result within {seconds:g} s") from None
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        if delay:  # of a limit around this one
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, delay - (time.monotonic() - start)), interval)
+
+
 @contextmanager
 def thread_beside(name: str, work: Callable[..., None], *arguments: object) -> Iterator[None]:
     """Run `work(*arguments, stop)` in a thread during the block; then set the event `stop` and join the thread.

@@ -10,8 +10,6 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from nautile.configs.base import Operational, Section, Share, Worker
 from nautile.configs.training import ProblemsConfig
 
-# Stand-ins that generate any number of items; the other benchmarks have a fixed number.
-GENERATED_BENCHMARKS = ("gsm_symbolic", "wiki_choice", "wiki_trivia", "instructions")
 AnswerMode = Literal["generate", "likelihood"]
 PaperColumn = Literal["", "qwen2.5_0.5b", "granite_350m", "lfm2.5_350m", "smollm2_360m"]
 
@@ -19,8 +17,8 @@ PaperColumn = Literal["", "qwen2.5_0.5b", "granite_350m", "lfm2.5_350m", "smollm
 class BenchmarkChoice(Section):
     """A benchmark to evaluate. Its records come from the Hub, or from a local file with the same schema."""
 
-    name: str  # in evals/benchmarks/catalogue.py
-    items: PositiveInt | None = None  # only the first so many; None: all
+    name: str  # of the registry of benchmarks, evals/benchmarks/registry.py
+    items: PositiveInt | None = None  # only so many of them; None: all
     revision: str = ""  # a commit of the Hub; empty: the one pinned in the catalogue
     path: Worker[str] = ""  # a local file instead of the Hub
     bad_rows_share: Operational[Share] = 0.001  # share of invalid records to tolerate: they are skipped and reported
@@ -29,7 +27,7 @@ class BenchmarkChoice(Section):
 class HeldOutConfig(Section):
     """The benchmarks whose questions are kept out of training text: what is ingested, distilled, and drawn as problems.
 
-    All questions of a benchmark are held out, whatever `items` says; of a generated stand-in so many as `items`. The
+    All questions of a benchmark are held out, whatever `items` says; of a generated one so many as `items`. The
     order of the list changes nothing. A configuration without this section holds out what `[evaluate]` asks. A
     benchmark that is asked and not held out is evaluated, and its scores say that training text was not screened for
     it.

@@ -2,9 +2,10 @@
 
 import json
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import (
+    AfterValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -17,11 +18,13 @@ from pydantic import (
 from nautile.common.errors import ConfigError
 from nautile.configs.base import Operational, OptimizerConfig, Section, Share, TaskConfig, Worker
 from nautile.configs.distill import PromptSetConfig
+from nautile.configs.rewards import DEFAULT_REWARD, known_reward
 
 SMALLEST_GUARD = 8  # problems: with fewer the guard's test never rejects (2 / 2**8 < 0.01)
 # Each stage trains the checkpoint of the one before.
 TRAINED = ("pretrain", "align", "reason", "self_distill")
 MOST_GUARD = 400  # default upper limit of guard problems; GSM8K has 393
+RewardName = Annotated[str, AfterValidator(known_reward)]
 
 
 class StartSection(Section):
@@ -247,6 +250,8 @@ class ReasonConfig(PolicyGradientConfig):
     """Stage 2, gradient-balanced GRPO (paper §4.3)."""
 
     problems: ProblemsConfig
+    # Of a completion: "verifiable" is 1 for a right answer, else 0 (paper §4.3); another is a plug-in's.
+    reward: RewardName = DEFAULT_REWARD
     # What is made of the gradients of the completions above and below the mean of their group, g+ and g-: an entry of
     # rl/objectives.py, such as "balanced" (paper §4.3), "capped", "plain", "constant" or "positives".
     objective: str = "balanced"
@@ -259,6 +264,7 @@ class SelfDistillConfig(StartSection):
 
     rollout: RolloutConfig
     problems: ProblemsConfig
+    reward: RewardName = DEFAULT_REWARD  # as `reason.reward`; what is above the mean of its group is trained on
     rounds: PositiveInt = 1  # rounds of sampling and training
     epochs: PositiveInt = 1  # passes over the traces of a round
     batch_rows: PositiveInt = 16  # traces in an update; that of fewer, at the end, has a learning rate that much lower

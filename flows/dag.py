@@ -19,14 +19,16 @@ from nautile.common.errors import ConfigError
 from nautile.common.text import first_line
 from nautile.configs.base import SeedName
 from nautile.configs.endpoint import with_fallbacks
-from nautile.configs.evaluation import GENERATED_BENCHMARKS
 from nautile.configs.keys import with_local_files
 from nautile.configs.model import refuse_other_shape
 from nautile.configs.plugins import PLUGINS
 from nautile.configs.readers import READERS, reader_versions
+from nautile.configs.rewards import DEFAULT_REWARD, REWARDS
 from nautile.configs.schema import DISTILLED, RunConfig
 from nautile.configs.stages import STAGES
 from nautile.configs.training import TRAINED
+from nautile.evals.benchmarks.loading import with_own_files
+from nautile.evals.benchmarks.registry import is_generated
 from nautile.evals.benchmarks.stand_ins import HELD_OUT
 from nautile.evals.benchmarks.versions import versions
 from nautile.store.artifacts import Artifact, Store
@@ -137,6 +139,11 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     # Each stage continues the one before it that the configuration has.
     for before, name in pairwise(config.trained):
         more: dict[str, Any] = {}
+        # The default reward is left out of the key, as an unset field is; another is there with its version.
+        if settings[name].get("reward") == DEFAULT_REWARD:
+            del settings[name]["reward"]
+        elif reward := settings[name].get("reward"):
+            more = {"versions": {reward: REWARDS.version(reward)}}
         if name == "align" and config.align is not None:
             more = {"endpoints": endpoints(config.align.judge.endpoints)}
         needs = checkpoint(before) | questions
@@ -221,6 +228,7 @@ def evaluate_section(config: RunConfig, endpoint: str | None = None) -> dict[str
     """The section of an evaluation: of a checkpoint, or of the model behind `endpoint` (one of `evaluate.models`)."""
     settings = config.evaluate.model_dump(mode="json")
     models = {model["endpoint"]: model for model in settings.pop("models")}
+    settings["benchmarks"] = with_own_files(settings["benchmarks"])
     # Another parser or grader gives other scores: of the benchmarks that are asked, and of no others.
     asked = [*(choice.name for choice in config.evaluate.benchmarks), *([HELD_OUT] if config.evaluate.held_out else [])]
     section = {
@@ -304,8 +312,8 @@ def _held_out_section(config: RunConfig) -> dict[str, Any]:
     All items are held out, also those that the evaluation skips. Generated benchmarks keep `items`, because it is the
     number of items that are generated. Only their questions depend on a seed.
     """
-    rows = (config.held_out or config.evaluate).model_dump(mode="json")["benchmarks"]
-    generated = {row["name"] for row in rows} & set(GENERATED_BENCHMARKS)
+    rows = with_own_files((config.held_out or config.evaluate).model_dump(mode="json")["benchmarks"])
+    generated = {row["name"] for row in rows if is_generated(row["name"])}
     listed = [row if row["name"] in generated else row | {"items": None} for row in rows]
     section: dict[str, Any] = {"held_out": {"benchmarks": sorted(listed, key=lambda row: json.dumps(row))}}
     return section | ({"seeds": {"evaluation": config.effective_seeds["evaluation"]}} if generated else {})

@@ -29,7 +29,7 @@ from nautile.data.distill.prompts import check_prompt_set, count_prompt_rows
 from nautile.data.endpoints.endpoint import client_for, lists_model
 from nautile.data.endpoints.keys import check_key
 from nautile.data.sources.hub import COMMIT, check_hub_split
-from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
+from nautile.evals.benchmarks.registry import BENCHMARKS, parts_of
 from nautile.flows.dag import Step
 from nautile.rl.problems import TRAINING_SETS
 
@@ -73,8 +73,8 @@ def missing_settings(steps: Sequence[Step]) -> list[str]:
                 except ConfigError as error:
                     lines.append(str(error))
         if step.stage.name in ("held_out", "evaluate"):
-            names = [choice["name"] for choice in section[step.stage.name]["benchmarks"]]
-            gated = [name for name in names if name in BENCHMARKS and BENCHMARKS[name].gated]
+            names = [part for row in section[step.stage.name]["benchmarks"] for part in parts_of(row["name"])]
+            gated = [name for name in names if (entry := BENCHMARKS.get(name)) and entry.gated]
             if gated:
                 from huggingface_hub import get_token  # takes 0.5 s to import
 
@@ -323,9 +323,9 @@ def _datasets_of(step: Step) -> Iterator[HubDataset]:
     if stage in ("held_out", "evaluate"):
         model = HeldOutConfig if stage == "held_out" else EvaluateConfig
         for choice in model.model_validate(section[stage]).benchmarks:
-            for name in () if choice.path else COMPOSITES.get(choice.name, (choice.name,)):
-                if benchmark := BENCHMARKS.get(name):  # a stand-in has no dataset
-                    revision = choice.revision or benchmark.pinned
+            for name in () if choice.path else parts_of(choice.name):
+                if (benchmark := BENCHMARKS.get(name)) and benchmark.hub:
+                    revision = choice.revision or benchmark.commit
                     label = f"{stage}.benchmarks {name!r}"
                     yield HubDataset(label, benchmark.hub, benchmark.subset, benchmark.split, revision)
     for name in ("problems", "answered", "held_out"):

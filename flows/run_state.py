@@ -20,6 +20,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.text import counted, duration
 from nautile.configs.changes import Change, read_changes
 from nautile.data.tokens.losses import LOST
+from nautile.evals.benchmarks.registry import table_1_benchmarks
 from nautile.evals.tables.paper_figures import TABLE_1
 from nautile.flows.operate.questions import waiting
 from nautile.store.artifacts import Artifact, Store
@@ -212,9 +213,7 @@ def scores_of(query: Query, runs: Sequence[str]) -> dict[str, dict[str, CatalogR
     scores: dict[str, dict[str, CatalogRow]] = {}
     if not rows:
         return scores
-    from nautile.evals.tables.results import TABLE_1_BENCHMARKS
-
-    for benchmark, stage in product(TABLE_1_BENCHMARKS, TABLE_1):
+    for benchmark, stage in product(table_1_benchmarks(), TABLE_1):
         for row in rows:
             # The first of the benchmarks that any stage was evaluated on.
             if (row["benchmark"], row["after"]) == (benchmark, stage) and all(

@@ -31,7 +31,7 @@ from nautile.data.screening.contamination import ContaminationIndex
 from nautile.data.screening.language import detect_language
 from nautile.data.sources import reasoning_gym
 from nautile.data.sources.reasoning_gym import Problem, ProblemKind, ProblemSplit, problem_split
-from nautile.evals.benchmarks.catalogue import BENCHMARKS, Benchmark, items_of
+from nautile.evals.benchmarks.catalogue import MATH_PROMPT, PAPER, Benchmark, items_of
 from nautile.evals.benchmarks.items import LETTERS, answer_kind, multiple_choice
 from nautile.evals.benchmarks.loading import COMMIT, read_hub
 from nautile.evals.benchmarks.schemas import BenchmarkRecord, Question
@@ -415,19 +415,16 @@ _SUBJECTS = (
     "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
     "precalculus",
 )  # fmt: skip
-_TRAIN = {
-    name: replace(BENCHMARKS[name], split="train")
-    for name in ("gsm8k", "arc_easy", "arc_challenge", "commonsense_qa", "openbookqa")
-}
-_MATH = replace(BENCHMARKS["math_500"], name="math", hub="EleutherAI/hendrycks_math", split="train", read=_solved)
+_MATH = Benchmark(
+    "math", "MATH", "EleutherAI/hendrycks_math", "", "train", 7500, "math", 0.0, _solved, MATH_PROMPT,
+    commit="21a5633873b6a120296cce3e2df9d5550074f4a3",
+)  # fmt: skip
 # Rows of the training splits: gsm8k 7,473, math 7,500, arc_easy 2,251, arc_challenge 1,119, commonsense_qa 9,741,
 # openbookqa 4,957. MATH's commit is the one that several public projects pin; it was recorded without access to the
 # Hub.
 TRAINING_SETS: dict[str, TrainingSet] = {
-    **{name: TrainingSet((part,), part.pinned) for name, part in _TRAIN.items()},
-    "math": TrainingSet(
-        tuple(replace(_MATH, subset=subject) for subject in _SUBJECTS), "21a5633873b6a120296cce3e2df9d5550074f4a3"
-    ),
+    **{entry.name: TrainingSet((replace(entry, split=entry.train),), entry.commit) for entry in PAPER if entry.train},
+    _MATH.name: TrainingSet(tuple(replace(_MATH, subset=subject) for subject in _SUBJECTS), _MATH.commit),
 }
 BAD_ROWS = 0.01  # share of a set's records that may lack an answer: MATH has a few boxes without braces
 
@@ -447,11 +444,9 @@ def training_problems(source: ProblemSource, seed: int, split: ProblemSplit) -> 
     for part in training_set.parts:
         rows = list(read_hub(part, source.revision or training_set.pinned))
         for item in items_of(part, rows, seed, BAD_ROWS):
-            # Only GSM8K's records have a worked solution separate from the answer.
-            rationale = rows[item.index]["answer"].rpartition("####")[0].strip() if part.name == "gsm8k" else ""
             kind = cast(ProblemKind, item.kind)  # these sets have no items of other kinds
             index = first_index + item.index
-            problems.append(Problem(part.name, index, item.question, item.expected, rationale, kind, item.options))
+            problems.append(Problem(part.name, index, item.question, item.expected, item.rationale, kind, item.options))
         first_index += len(rows)
     if len(training_set.parts) > 1:  # mix the subsets, or the first problems would all be of one subject
         random.Random(f"{source.source}/{seed}").shuffle(problems)

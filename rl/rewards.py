@@ -1,13 +1,23 @@
 """Rewards, and advantages within a group (paper §4.2): verifiable and judged rewards, signal, mastered groups.
 
+`[reason] reward` and `[self_distill] reward` name an entry of the registry of rewards (`configs.rewards`): a function
+of a problem and a completion. The judge's reward of `[align]` is none of them: its marks come from an endpoint.
+
 A reward is a number or `None`, which means that there is no score. A completion without a score does not count as
 zero: it is left out of the group's mean and of the update.
 """
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.processes import time_limit
+from nautile.common.text import first_line
+from nautile.configs.rewards import REWARDS
 from nautile.configs.training import JudgeConfig
 from nautile.data.chat_template import ParsedReply
 from nautile.data.sources.reasoning_gym import Problem
@@ -15,10 +25,52 @@ from nautile.evals.benchmarks.items import grade
 from nautile.evals.benchmarks.stand_ins import problem_item
 from nautile.rl.judge import JudgeScore
 
+logger = logging.getLogger(__name__)
 AdvantageForm = Literal["dr", "std"]
 
 MINIMUM_SCORED = 2  # scores that a group needs for an advantage: a single one equals its mean
 ROUNDING = 1e-9  # an advantage, or a standard deviation, up to this is the rounding error of equal rewards
+LIMIT_S = 10.0  # seconds that a plug-in's reward may take for a completion
+
+
+@dataclass(frozen=True)
+class SampledReply(ParsedReply):
+    """A sampled reply, its `length` in tokens, and whether it was cut off at `rollout.max_tokens` (`truncated`)."""
+
+    length: int
+    truncated: bool
+
+
+Reward = Callable[[Problem, SampledReply], float | None]
+
+
+def sampled_reply(reply: ParsedReply, length: int, truncated: bool) -> SampledReply:
+    """What a reward sees of a completion of `length` tokens."""
+    return SampledReply(reply.reasoning, reply.answer, reply.finished_thinking, reply.finished, length, truncated)
+
+
+def reward_named(name: str) -> Reward:
+    """The reward of that name. A plug-in's gives None where it raises, takes too long or returns no finite number.
+
+    Raises `ConfigError` if a plug-in's cannot be imported.
+    """
+    reward: Reward = REWARDS[name]
+    return partial(_guarded, name, reward) if name in REWARDS.plug_ins else reward
+
+
+def _guarded(name: str, reward: Reward, problem: Problem, completion: SampledReply) -> float | None:
+    try:
+        with time_limit(LIMIT_S):
+            value = reward(problem, completion)
+        if value is None or math.isfinite(value):
+            return None if value is None else float(value)
+        reason = f"it is {value}"
+    except (ConfigError, Retryable):
+        raise
+    except (Exception, SystemExit) as error:  # the code of a plug-in may raise anything
+        reason = f"{type(error).__name__}: {first_line(error)}"
+    logger.warning("no reward %r of a completion of %s #%d: %s", name, problem.task, problem.index, reason)
+    return None
 
 
 def verifiable(problem: Problem, reply: ParsedReply) -> float | None:

@@ -1,7 +1,8 @@
 """Stage 3, on-policy self-distillation (paper §4.4): train on own traces with A > 0, weighted by the advantage A.
 
 Each round samples completions of every problem, scores them, keeps those with a positive advantage (traces), and
-minimises their cross-entropy times the advantage. Advantages are not divided by the standard deviation, so a right
+minimises their cross-entropy times the advantage. The reward is that of the strict grader, or the one that
+`self_distill.reward` names. Advantages are not divided by the standard deviation, so a right
 trace of a problem with solve rate p has the weight 1 - p: hard problems weigh most, the paper's built-in curriculum.
 """
 
@@ -44,7 +45,7 @@ from nautile.model.sharding import (
 from nautile.model.training import optimizer
 from nautile.model.training.checkpoint import open_checkpoints
 from nautile.rl.learner import SkippedUpdates
-from nautile.rl.rewards import advantages, verifiable
+from nautile.rl.rewards import Reward, advantages, reward_named, sampled_reply, verifiable
 from nautile.rl.rollouts import Group, RolloutEngine, StageInputs, append_rows, on_device, truncate_log
 from nautile.rl.training_rows import TrainingRow, batches
 
@@ -132,7 +133,7 @@ def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh, chec
     engine = RolloutEngine(inputs.model, tokenizer_for(inputs.tokenizer), rollout, run.sampling_seed, mesh)
     # Before the first draw: a prompt that is too long would fail hours later.
     engine.check(inputs.problems)
-    size = rollout.prompts
+    size, reward = rollout.prompts, reward_named(run.config.reward)
     draws = -(-len(inputs.problems) // size)
 
     def first_draw() -> int:
@@ -151,14 +152,19 @@ def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh, chec
         groups = engine.sample(params, problems, step)
         if jax.process_index():
             continue  # only the first process scores and writes
-        rows = [{"step": draw, **row} for group in groups for row in _score_rows(group)]
+        rows = [{"step": draw, **row} for group in groups for row in _score_rows(group, reward)]
         append_rows(log, rows)
         rewards = [row["reward"] for row in rows if row["reward"] is not None]
         # Steps of metrics count from 1, as in every stage.
-        if rewards:
-            run.emit("metric", name="solve_rate", step=step + 1, value=float(np.mean(rewards)))
+        correct = rewards
+        if reward is not verifiable:
+            correct = [row["parts"]["correct"] for row in rows if row["parts"]["correct"] is not None]
+            if rewards:
+                run.emit("metric", name="reward", step=step + 1, value=float(np.mean(rewards)))
+        if correct:
+            run.emit("metric", name="solve_rate", step=step + 1, value=float(np.mean(correct)))
         run.emit("metric", name="rollout_tokens_per_second", step=step + 1, value=engine.tokens / engine.seconds)
-        note = f"solved {np.mean(rewards):.2f}" if rewards else "no solve rate"
+        note = f"solved {np.mean(correct):.2f}" if correct else "no solve rate"
         note += f", {len(rows) - len(rewards)} not graded" if len(rewards) < len(rows) else ""
         run.emit("progress", done=draw + 1, total=draws, unit="draws", note=note)
 
@@ -175,16 +181,18 @@ def _traces_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["advantage"] is not None and row["advantage"] > 0]
 
 
-def _score_rows(group: Group) -> list[dict[str, Any]]:
-    """Set verifiable rewards and advantages; returns the group's rows with its solve rate, None if none could be
-    graded.
-    """
-    for rollout in group.rollouts:
-        rollout.reward = verifiable(group.problem, rollout.reply)
+def _score_rows(group: Group, reward: Reward) -> list[dict[str, Any]]:
+    """Set rewards and advantages; returns the group's rows with its solve rate, None if none could be graded."""
+    verdicts = [verifiable(group.problem, rollout.reply) for rollout in group.rollouts]
+    for rollout, correct in zip(group.rollouts, verdicts, strict=True):
+        rollout.reward = correct
+        if reward is not verifiable:
+            completion = sampled_reply(rollout.reply, len(rollout.ids), rollout.truncated)
+            rollout.reward, rollout.parts["correct"] = reward(group.problem, completion), correct
     for rollout, advantage in zip(group.rollouts, advantages([r.reward for r in group.rollouts]), strict=True):
         rollout.advantage = advantage
-    rewards = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
-    rate = sum(rewards) / len(rewards) if rewards else None
+    known = [correct for correct in verdicts if correct is not None]
+    rate = sum(known) / len(known) if known else None
     return [{**group.row(i), "position": group.position, "solve_rate": rate} for i in range(len(group.rollouts))]
 
 

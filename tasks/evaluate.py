@@ -27,16 +27,16 @@ from nautile.data.screening.contamination import (
     write_questions,
 )
 from nautile.data.tokens.losses import LOST, lost_records
-from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
 from nautile.evals.benchmarks.items import BenchmarkItem
-from nautile.evals.benchmarks.loading import check_benchmark, items_for, questions
-from nautile.evals.benchmarks.stand_ins import HELD_OUT, STAND_INS
+from nautile.evals.benchmarks.loading import check_benchmark, count_of, items_for, questions
+from nautile.evals.benchmarks.registry import BENCHMARKS, composites, parts_of, title_of
+from nautile.evals.benchmarks.stand_ins import HELD_OUT
 from nautile.evals.benchmarks.stand_ins import held_out as stand_in_items
 from nautile.evals.running.answerers import Answerer, CheckpointAnswerer, EndpointAnswerer
 from nautile.evals.running.rows import SampleRow, read_rows, sample_readings
 from nautile.evals.running.runner import CheckpointScorer, score_options, with_options
 from nautile.evals.running.runner import evaluate as ask
-from nautile.evals.scoring.scores import Scores, summarise, title_of
+from nautile.evals.scoring.scores import Scores, summarise
 from nautile.evals.tables.results import breakdown, table_2, to_html, to_json, to_markdown
 from nautile.store.artifacts import Artifact
 from nautile.store.layout import StagingFiles
@@ -50,6 +50,7 @@ SHOWN_BAD_ROWS = 20  # in the manifest; the log has all of them
 
 
 def _check(section: str, part: EvaluateConfig | HeldOutConfig) -> None:
+    composites()  # scoring reads every entry of the registry: a plug-in's that is broken shows before anything runs
     for choice in part.benchmarks:
         check_benchmark(choice, f"{section}.benchmarks")
 
@@ -76,7 +77,7 @@ def held_out(job: Job) -> None:
         too_short=screen.too_short,
         boilerplate=screen.boilerplate,
         rule={"words": NGRAM, "shortest": SHORTEST, "boilerplate_above": COMMON},
-        stand_ins=[STAND_INS[name].title for name in counts if name in STAND_INS],
+        stand_ins=[title_of(name) for name in counts if BENCHMARKS[name].stand_in],
     )
     for name, value in {"questions": count, "too_short": screen.too_short}.items():
         job.emit("metric", name=name, step=0, value=value)
@@ -110,10 +111,7 @@ def _calls(section: Mapping[str, Any], endpoints: Mapping[str, EndpointConfig]) 
         return
     config = EvaluateConfig.model_validate(section["evaluate"])
     count = config.held_out.count if config.held_out else 0
-    for benchmark in config.benchmarks:
-        parts = COMPOSITES.get(benchmark.name, (benchmark.name,))
-        sizes = [BENCHMARKS[part].size if part in BENCHMARKS else 0 for part in parts]
-        count += benchmark.items or sum(sizes)
+    count += sum(map(count_of, config.benchmarks))
     tokens = (config.prompt_length, config.max_tokens)
     yield Calls("evaluate", section["model_under_test"]["endpoint"], count, count, tokens)
 
@@ -198,10 +196,10 @@ def protocol(config: EvaluateConfig, seed: int, likelihood: bool) -> dict[str, o
         "prompt_length": config.prompt_length,
         "seed": seed,
         "sources": {
-            part: choice.path or choice.revision or BENCHMARKS[part].pinned
+            part: choice.path or choice.revision or BENCHMARKS[part].commit or BENCHMARKS[part].path
             for choice in config.benchmarks
-            for part in COMPOSITES.get(choice.name, (choice.name,))
-            if part in BENCHMARKS
+            for part in parts_of(choice.name)
+            if not BENCHMARKS[part].build
         },
     }
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nautile.common.files import write_json
 from nautile.common.text import counted
 from nautile.configs.endpoint import EndpointConfig
+from nautile.configs.rewards import DEFAULT_REWARD, REWARDS
 from nautile.configs.training import AlignConfig, JudgeConfig, ReasonConfig, SelfDistillConfig
 from nautile.data.endpoints.pool import EndpointPool
 from nautile.data.sources.reasoning_gym import derived_seed
@@ -20,7 +21,7 @@ from nautile.rl.calibration import KINDS, calibrate
 from nautile.rl.judge import Judge, JudgeItem
 from nautile.rl.objective_registry import Balance, objective_named
 from nautile.rl.problems import ProblemScreen, check_files, load_references
-from nautile.rl.rewards import is_mastered, judged, verifiable
+from nautile.rl.rewards import is_mastered, judged, reward_named, sampled_reply, verifiable
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Calls, Curve, Stage
 
@@ -127,7 +128,7 @@ def _describe(
     if job.process == 0:
         save_weights(job.output("checkpoint"), params, inputs.model, inputs.tokenizer)
     job.describe("checkpoint", **about, **facts)
-    job.describe(texts, **facts, **screen.facts())
+    job.describe(texts, **about, **facts, **screen.facts())
 
 
 class JudgeScorer:
@@ -257,16 +258,24 @@ def _calibrate_judges(
 
 
 class AnswerScorer:
-    """Reward 1 for an answer that the strict grader accepts, else 0; None for one that could not be graded.
+    """Reward completions by the reward of that name, by default 1 for an answer that the strict grader accepts, else 0.
 
-    No group counts as mastered: one whose rewards are all equal has no advantage and drops out by itself.
+    None for one that could not be graded, or that the reward gives no number. `parts` has the strict grader's verdict
+    whatever the reward is, so that the solve rate means the same. No group counts as mastered: one whose rewards are
+    all equal has no advantage and drops out by itself.
     """
+
+    def __init__(self, name: str = DEFAULT_REWARD) -> None:
+        self.reward = reward_named(name)
 
     def score(self, groups: "Sequence[Group]") -> None:
         for group in groups:
             for rollout in group.rollouts:
-                rollout.reward = verifiable(group.problem, rollout.reply)
-                rollout.parts["correct"] = rollout.reward
+                correct = verifiable(group.problem, rollout.reply)
+                rollout.parts["correct"] = correct
+                completion = sampled_reply(rollout.reply, len(rollout.ids), rollout.truncated)
+                # A comparison of formulas takes time, so the default reward is the verdict that is there.
+                rollout.reward = correct if self.reward is verifiable else self.reward(group.problem, completion)
 
     def mastered(self, group: "Group") -> bool:
         return False
@@ -275,6 +284,7 @@ class AnswerScorer:
 def _check_reason(config: ReasonConfig) -> None:
     check_files(config.problems, "reason")
     objective_named(config.objective)
+    REWARDS[config.reward]  # imported, so that one that is broken shows before anything runs
 
 
 @reinforcement_stage(
@@ -292,9 +302,14 @@ def reason(job: Job) -> None:
 
     config = job.part("reason", ReasonConfig)
     params, inputs, screen = load_inputs(job.inputs, config.problems, config.rollout, config.policy, _problem_seed(job))
-    run = replace(_reinforcement(job, config, inputs), scorer=AnswerScorer(), balance=Balance.of(config))
+    run = replace(_reinforcement(job, config, inputs), scorer=AnswerScorer(config.reward), balance=Balance.of(config))
     params, facts = reinforce(run, params)
-    _describe(job, params, inputs, facts, "rollouts", screen, objective=config.objective)
+    _describe(job, params, inputs, facts, "rollouts", screen, objective=config.objective, reward=config.reward)
+
+
+def _check_self_distill(config: SelfDistillConfig) -> None:
+    check_files(config.problems, "self_distill")
+    REWARDS[config.reward]
 
 
 def _completions(section: Mapping[str, Any]) -> list[str]:
@@ -308,7 +323,7 @@ def _completions(section: Mapping[str, Any]) -> list[str]:
     outputs=("traces", "checkpoint"),
     loss=TRACES_LOSS,
     limits=_completions,
-    check=lambda config: check_files(config.problems, "self_distill"),
+    check=_check_self_distill,
     rehearse="nautile.rl.rehearsal:rehearse_self_distillation",
 )
 def self_distill(job: Job) -> None:
@@ -329,4 +344,4 @@ def self_distill(job: Job) -> None:
         shared_disk=job.shared_disk,
     )
     params, facts = self_distil(run, params)
-    _describe(job, params, inputs, facts, "traces", screen)
+    _describe(job, params, inputs, facts, "traces", screen, reward=config.reward)

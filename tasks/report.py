@@ -13,6 +13,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import write_json, write_text
 from nautile.common.text import amount, dollars, duration, size, visible
 from nautile.configs.evaluation import ReportConfig
+from nautile.configs.rewards import DEFAULT_REWARD
 from nautile.configs.stages import STAGES
 from nautile.configs.vendors import is_judge
 from nautile.data.tokens.source_reading import COLUMNS, READING, SourceReading, reading_rows
@@ -233,7 +234,7 @@ def _stage_sections(data: Facts) -> Iterator[ReportSection]:
     for heading in dict.fromkeys(found.heading for found in described):
         under = {found.name: found for found in described if found.heading == heading}
         stages = [row for row in data["stages"] if row["stage"] in under]
-        before = _each(stages, _readings, _without_update, _judge, _calibrations)
+        before = _each(stages, _readings, _without_update, _reward, _judge, _calibrations)
         after = _each(stages, _curricula, _counts, _distillation)
         yield ReportSection(heading, (*before, *_charts(data["curves"], under), *after))
 
@@ -321,6 +322,12 @@ def _charts(
 def _without_update(row: Facts) -> Iterator[Paragraph]:
     if reason := row["facts"].get("checkpoint", {}).get("no_update"):
         yield Paragraph(f"{row['label']} made no update, so its model is the one that it began with: {reason}.")
+
+
+def _reward(row: Facts) -> Iterator[Paragraph]:
+    """The name of a reward other than the paper's: then the reward and the share that is right are different things."""
+    if (name := row["facts"].get("checkpoint", {}).get("reward", DEFAULT_REWARD)) != DEFAULT_REWARD:
+        yield Paragraph(f"{row['label']}: the reward is {name}, and not whether the answer is right (the solve rate).")
 
 
 def _judge(row: Facts) -> Iterator[Paragraph]:

@@ -2,13 +2,19 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.model.nautile import initialise
+from nautile.model.weights.files import save_weights
+from tests.support.servers.fake_batches import text_of
 from tests.support.servers.fake_openai import FakeOpenAI
 from tests.support.wheel import ROOT, built, checkout, fresh_environment
 
@@ -97,3 +103,98 @@ def test_the_vendor_is_asked(installed):
         assert asked.returncode == 0, asked.stdout + asked.stderr
         assert all("random_seed" in body for body in server.bodies)
         assert server.bodies
+
+
+TINY = """
+extends = "local"
+name = "tiny"
+distill = false
+self_distill = false
+[launch]
+niceness = 0
+[operation.evaluate]
+niceness = 0
+[tokenizer]
+ranks = 300
+[model]
+vocabulary = 305
+width = 32
+memory_heads = 2
+query_heads = 2
+attention_heads = 2
+kv_heads = 1
+feed_forward = 40
+[pretrain]
+phases = [{ name = "synth", tokens = 10_240, mixture = { synth = 1.0 } }]
+[reason]
+start = "newest:add"
+reward = "brief"
+rollout = { prompts = 2, group = 2, prompt_length = 96, max_tokens = 12 }
+policy = { steps = 2, micro_rows = 4 }
+problems = { count = 8 }
+[held_out]
+benchmarks = [{ name = "json_sums", items = 12 }]
+[evaluate]
+ways = ["generate"]
+max_tokens = 12
+benchmarks = [{ name = "json_sums", items = 12 }]
+held_out = { count = 4 }
+models = [{ endpoint = "acme" }]
+[endpoints.acme]
+kind = "acme"
+model = "acme-small"
+key_variable = "ACME_API_KEY"
+"""
+
+
+def kind_of(body):
+    """0: a wrong answer, 1: the right one after it, 2: the right one alone."""
+    return sum(map(int, re.findall("[0-9]+", text_of(body["messages"][-1])))) % 3
+
+
+def sums(body):
+    """An answer of its kind to a question of the example; any to another."""
+    numbers = [int(digits) for digits in re.findall("[0-9]+", text_of(body["messages"][-1]))] or [0]
+    right = {"product": numbers[0] * numbers[-1], "sum": numbers[0] + numbers[-1]}
+    wrong = {**right, "sum": 0}
+    return json.dumps([[wrong], [wrong, right], [right]][kind_of(body)])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_benchmark_grades_by_itself_and_the_reward_is_what_is_trained_on(installed):
+    """Through a model that knows nothing: its answers are wrong, and cost what they are long; then another's."""
+    (installed.folder / "tiny.toml").write_text(TINY, encoding="utf-8")
+    local = tomllib.loads((ROOT / "configs" / "local.toml").read_text(encoding="utf-8"))
+    model = ModelConfig.model_validate(local["model"] | tomllib.loads(TINY)["model"])
+    save_weights(installed.folder / "model", initialise(model, 0), model, TokenizerConfig(ranks=300))
+    added = installed.nautile("store", "add", "model")
+    assert added.returncode == 0, added.stdout + added.stderr
+    with FakeOpenAI(reply=sums, models=("acme-small",), key="sk-acme-0123456789") as server:
+        ran = installed.nautile(
+            "run", "tiny.toml", "--set", f"endpoints.acme.url={server.url}", ACME_API_KEY="sk-acme-0123456789"
+        )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    artifacts = installed.folder / "store" / "artifacts"
+    # The reward.
+    (rollouts,) = (artifacts / "rollouts").glob("*/rollouts.jsonl")
+    rows = [json.loads(line) for line in rollouts.read_text(encoding="utf-8").splitlines()]
+    assert [row["reward"] for row in rows] == [row["parts"]["correct"] - 0.001 * row["length"] for row in rows]
+    manifest = json.loads(rollouts.with_name("manifest.json").read_text(encoding="utf-8"))
+    assert (manifest["facts"]["reward"], list(manifest["config"]["versions"])) == ("brief", ["brief"])
+    # The benchmark: held out, and asked of the model and of the endpoint.
+    questions = installed.artifact("questions", "manifest.json")["facts"]
+    assert questions["benchmarks"] == {"json_sums": 12}
+    by_model = {}
+    for path in (artifacts / "evaluation").glob("*/scores.json"):
+        scores = json.loads(path.read_text(encoding="utf-8"))
+        by_model[scores["model"].partition(" ")[0]] = scores["benchmarks"].get("json_sums")
+    assert by_model["checkpoint"]["correct_lenient"] == 0
+    asked = [kind_of(body) for body in server.bodies if "JSON" in text_of(body["messages"][-1])]
+    score = by_model["endpoint"]
+    assert (score["n"], score["correct"], score["correct_lenient"], score["many_answers"]) == (
+        12, asked.count(2), 12 - asked.count(0), asked.count(1),
+    )  # fmt: skip
+    report = next((artifacts / "report").glob("*/report.md")).read_text(encoding="utf-8")
+    assert "the reward is brief" in report
+    assert "JSON sums" in report

@@ -1,4 +1,4 @@
-"""Catalogue of the paper's eleven benchmarks (§5, Table 2): Hub id, reported split, size, prompt, answer kind.
+"""What a benchmark is, and the paper's eleven (§5, Table 2): Hub id, reported split, size, prompt, answer kind.
 
 The split is the one that is usually reported; no training stage reads it. Each benchmark is read at a pinned commit
 (`PINNED`) unless the configuration names another (`evaluate.benchmarks[].revision`).
@@ -7,14 +7,24 @@ The split is the one that is usually reported; no training stage reads it. Each 
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from hashlib import sha256
+from itertools import islice
 from typing import Any
 
-from nautile.common.errors import ConfigError
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.text import first_line
 from nautile.evals.benchmarks import schemas
-from nautile.evals.benchmarks.items import LETTERS, AnswerKind, BenchmarkItem, multiple_choice
+from nautile.evals.benchmarks.items import (
+    KINDS,
+    LETTERS,
+    AnswerKind,
+    BenchmarkItem,
+    Grader,
+    answer_kind,
+    multiple_choice,
+)
 from nautile.evals.benchmarks.schemas import BenchmarkRecord, Question
 
 logger = logging.getLogger(__name__)
@@ -22,30 +32,70 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark. `size`: number of records of the split. `chance`: accuracy of guessing (0..1). `gated`: the Hub
-    requires users to accept an agreement. `read`: parses a record. `ask`: prompt of a question without options.
-    `csv_texts`: the columns that are read, of a benchmark whose files are CSV: they are texts, whatever they look like.
-    `version`: of `read` and the prompt (`evals.benchmarks.versions`).
+    """A benchmark: where its records come from, and all that is shown of it; the name is that of its registry.
+
+    Its records are those of the Hub's `hub`, `subset` and `split` at `commit`, or of a local file `path` (of JSON
+    lines, Parquet or CSV), and `read` parses one; or `build(seed, count)` makes its questions, the same for the same
+    arguments, and `size` is how many without `items`. A composite has `parts` instead, and scores their mean.
+
+    - `size`: the number of records of the split. `chance`: the accuracy of guessing (0..1).
+    - `kind`: of its answers; None: of each answer by itself (`answer_kind`). A question with options is a choice.
+    - `grade`: a grader of its own in place of the one of the kind, see `items.Grader`.
+    - `ask`: prompt of a question without options.
+    - `gated`: the Hub requires users to accept an agreement. `csv_texts`: the columns that are read, of a benchmark
+      whose files are CSV: they are texts, whatever they look like.
+    - `similar`: its questions share a template, so a text is screened for whole questions.
+    - `stand_in`: what it is made of, if it stands in for another; `like`: for which.
+    - `listed`: whether `[evaluate] benchmarks` and `[held_out] benchmarks` may name it.
+    - Of no plug-in: `train`, the split of problems to reinforce on (`rl.problems`); `table_1`, its place among those
+      that the table of the stages shows, which is the first that was asked; `paper` and `open_point`, the row of the
+      paper's Table 2, and what the paper does not specify.
+    - `version`: of its questions, its prompt and its own grader (`evals.benchmarks.versions`).
     """
 
-    name: str
-    title: str
-    hub: str
-    subset: str
-    split: str
-    size: int
-    kind: AnswerKind
-    chance: float
-    read: Callable[[BenchmarkRecord], Question]
+    name: str = ""
+    title: str = ""
+    hub: str = ""
+    subset: str = "default"
+    split: str = "test"
+    size: int = 0
+    kind: AnswerKind | None = None
+    chance: float = 0.0
+    read: Callable[[BenchmarkRecord], Question] | None = None
     ask: str = "{question}"
+    _: KW_ONLY
+    commit: str = ""
+    path: str = ""
+    build: Callable[[int, int], Iterable[BenchmarkItem | Question]] | None = None
+    parts: tuple[str, ...] = ()
+    grade: Grader | None = None
     gated: bool = False
     csv_texts: tuple[str, ...] = ()
-    version: int = 1
+    similar: bool = False
+    stand_in: str = ""
+    like: str = ""
+    listed: bool = True
+    train: str = ""
+    table_1: int = 0
+    paper: tuple[float, ...] = ()
+    open_point: str = ""
+    version: int | None = None
+
+    def __post_init__(self) -> None:
+        origins = [bool(origin) for origin in (self.hub, self.path, self.build, self.parts)]
+        if sum(origins) != self.listed:
+            raise ValueError("a benchmark has one of `hub`, `path`, `build` and `parts`")
+        if (self.hub or self.path) and not self.read:
+            raise ValueError("`read` is missing, which parses a record")
+        if self.listed and not self.parts and self.size < 1:
+            raise ValueError("`size` is missing, the number of its questions")
+        if self.kind not in (None, *KINDS):
+            raise ValueError(f"no answer kind {self.kind!r}; there are {', '.join(KINDS)}")
 
     @property
-    def pinned(self) -> str:
-        """The default commit of `hub`."""
-        return PINNED[self.hub]
+    def source(self) -> str:
+        """Where its records come from, for messages."""
+        return f"{self.hub} {self.split}" if self.hub else self.path or "its generator"
 
 
 NUMBER_PROMPT = "{question} Give the result as your final answer. Do not include units."
@@ -69,39 +119,57 @@ PINNED: dict[str, str] = {
     "Idavidrein/gpqa": "633f5ee89ab8ad4522a9f850766b73f62147ffdd",
 }
 
-# Each entry: where the records are and how many; then how they are graded, guessed, parsed and asked.
-BENCHMARKS: dict[str, Benchmark] = {
-    benchmark.name: benchmark
-    for benchmark in (
-        Benchmark("openbookqa", "OpenBookQA", "allenai/openbookqa", "main", "test", 500,
-                  "choice", 1 / 4, partial(schemas.labelled, question="question_stem")),
-        Benchmark("arc_easy", "ARC Easy", "allenai/ai2_arc", "ARC-Easy", "test", 2376,
-                  "choice", 1 / 4, partial(schemas.labelled, question="question")),
-        Benchmark("arc_challenge", "ARC Challenge", "allenai/ai2_arc", "ARC-Challenge", "test", 1172,
-                  "choice", 1 / 4, partial(schemas.labelled, question="question")),
-        Benchmark("commonsense_qa", "CommonsenseQA", "tau/commonsense_qa", "default", "validation", 1221,
-                  "choice", 1 / 5, partial(schemas.labelled, question="question")),
-        Benchmark("gsm8k", "GSM8K (0-shot)", "openai/gsm8k", "main", "test", 1319,
-                  "number", 0, schemas.gsm8k, NUMBER_PROMPT),
-        Benchmark("piqa", "PIQA", "ybisk/piqa", "default", "validation", 1838,
-                  "choice", 1 / 2, schemas.piqa),
-        Benchmark("ifeval", "IFEval", "google/IFEval", "default", "train", 541,
-                  "instructions", 0, schemas.ifeval),
-        Benchmark("trivia_qa", "TriviaQA", "mandarjoshi/trivia_qa", "rc.nocontext", "validation", 17_944,
-                  "exact", 0, schemas.trivia_qa, ALIAS_PROMPT),
-        Benchmark("math_500", "MATH500", "HuggingFaceH4/MATH-500", "default", "test", 500,
-                  "math", 0, schemas.math_500, MATH_PROMPT),
-        Benchmark("mmlu_pro", "MMLU-Pro", "TIGER-Lab/MMLU-Pro", "default", "test", 12_032,
-                  "choice", 1 / 10, schemas.mmlu_pro),
-        Benchmark("mmlu", "MMLU", "cais/mmlu", "all", "test", 14_042,
-                  "choice", 1 / 4, schemas.mmlu),
-        Benchmark("gpqa_diamond", "GPQA Diamond", "Idavidrein/gpqa", "gpqa_diamond", "train", 198,
-                  "choice", 1 / 4, schemas.gpqa, gated=True, csv_texts=schemas.GPQA_COLUMNS),
-    )
-}  # fmt: skip
+SEEDED_ORDER = "options in a seeded order; the paper does not give its prompt"
 
-# Rows of Table 2 that are the mean of several benchmarks.
-COMPOSITES: dict[str, tuple[str, ...]] = {"arc": ("arc_easy", "arc_challenge")}
+# Each entry: where the records are and how many; how they are graded, guessed, parsed and asked; the figures of the
+# paper's five models (`evals.tables.paper_figures`), and what it leaves open.
+PAPER: tuple[Benchmark, ...] = (
+    Benchmark("openbookqa", "OpenBookQA", "allenai/openbookqa", "main", "test", 500,
+              "choice", 1 / 4, partial(schemas.labelled, question="question_stem"), train="train",
+              paper=(49.3, 34.4, 31.6, 26.4, 24.2), open_point=SEEDED_ORDER),
+    Benchmark("arc_easy", "ARC Easy", "allenai/ai2_arc", "ARC-Easy", "test", 2376,
+              "choice", 1 / 4, partial(schemas.labelled, question="question"), train="train",
+              open_point=SEEDED_ORDER),
+    Benchmark("arc_challenge", "ARC Challenge", "allenai/ai2_arc", "ARC-Challenge", "test", 1172,
+              "choice", 1 / 4, partial(schemas.labelled, question="question"), train="train",
+              open_point=SEEDED_ORDER),
+    Benchmark("arc", "ARC", parts=("arc_easy", "arc_challenge"),
+              paper=(57.0, 50.1, 30.0, 32.8, 43.7),
+              open_point="one figure in the paper; here the mean of Easy and Challenge"),
+    Benchmark("commonsense_qa", "CommonsenseQA", "tau/commonsense_qa", "default", "validation", 1221,
+              "choice", 1 / 5, partial(schemas.labelled, question="question"), train="train",
+              paper=(46.8, 46.5, 36.2, 44.3, 18.4), open_point=SEEDED_ORDER),
+    Benchmark("gsm8k", "GSM8K (0-shot)", "openai/gsm8k", "main", "test", 1319,
+              "number", 0.0, schemas.gsm8k, NUMBER_PROMPT, train="train", table_1=1,
+              paper=(33.4, 28.3, 31.5, 33.0, 7.4)),
+    Benchmark("piqa", "PIQA", "ybisk/piqa", "default", "validation", 1838,
+              "choice", 1 / 2, schemas.piqa,
+              paper=(61.5, 61.3, 50.8, 49.5, 48.2), open_point=SEEDED_ORDER),
+    Benchmark("ifeval", "IFEval", "google/IFEval", "default", "train", 541,
+              "instructions", 0.0, schemas.ifeval,
+              paper=(36.9, 31.6, 55.4, 62.4, 41.0),
+              open_point="prompt-level strict accuracy; the paper does not say which of IFEval's four"),
+    Benchmark("trivia_qa", "TriviaQA", "mandarjoshi/trivia_qa", "rc.nocontext", "validation", 17_944,
+              "exact", 0.0, schemas.trivia_qa, ALIAS_PROMPT,
+              paper=(23.8, 27.8, 25.2, 22.9, 28.0),
+              open_point="closed book, exact match with any alias, rc.nocontext validation; the paper does not name "
+                         "the split"),
+    Benchmark("math_500", "MATH500", "HuggingFaceH4/MATH-500", "default", "test", 500,
+              "math", 0.0, schemas.math_500, MATH_PROMPT,
+              paper=(2.4, 18.8, 5.6, 12.2, 0.0),
+              open_point="equivalence by value, with SymPy; the paper does not name its checker"),
+    Benchmark("mmlu_pro", "MMLU-Pro", "TIGER-Lab/MMLU-Pro", "default", "test", 12_032,
+              "choice", 1 / 10, schemas.mmlu_pro,
+              paper=(14.9, 14.3, 11.2, 18.6, 10.3), open_point=SEEDED_ORDER),
+    Benchmark("mmlu", "MMLU", "cais/mmlu", "all", "test", 14_042,
+              "choice", 1 / 4, schemas.mmlu,
+              paper=(39.2, 33.7, 35.0, 39.1, 35.8), open_point=SEEDED_ORDER),
+    Benchmark("gpqa_diamond", "GPQA Diamond", "Idavidrein/gpqa", "gpqa_diamond", "train", 198,
+              "choice", 1 / 4, schemas.gpqa, gated=True, csv_texts=schemas.GPQA_COLUMNS,
+              paper=(27.3, 10.1, 26.3, 24.8, 23.2), open_point="options in a seeded order"),
+)  # fmt: skip
+"""The benchmarks of the paper, in the order of its Table 2."""
+PAPER = tuple(replace(entry, commit=PINNED.get(entry.hub, "")) for entry in PAPER)
 
 
 def items_of(
@@ -123,15 +191,14 @@ def items_of(
         try:
             if isinstance(record, ConfigError):
                 raise record
-            row = BenchmarkRecord(record, f"{benchmark.name}: record {index} of {benchmark.hub} {benchmark.split}")
-            items.append(_item(benchmark, index, benchmark.read(row), seed))
+            items.append(item_of(benchmark, index, _question(benchmark, index, record), seed))
         except ConfigError as error:
             bad.append(str(error))
     if len(bad) > bad_rows_share * (index + 1):
         counts = f"; of {index + 1:,} records {len(bad):,} are bad, and `bad_rows_share` allows {bad_rows_share:.2%}"
         raise ConfigError(bad[0] + (counts if len(bad) > 1 or bad_rows_share else ""))
     if not items:
-        raise ConfigError(f"{benchmark.name}: {benchmark.hub} {benchmark.split} has no records")
+        raise ConfigError(f"{benchmark.name}: {benchmark.source} has no records")
     for message in bad:
         logger.warning("left out: %s", message)
     if bad_rows is not None:
@@ -160,22 +227,45 @@ def shuffled(options: Sequence[str], correct: int, *identity: object) -> tuple[t
     return tuple(options[i] for i in order), order.index(correct)
 
 
-def _item(benchmark: Benchmark, index: int, question: Question, seed: int) -> BenchmarkItem:
+def built(benchmark: Benchmark, seed: int, count: int | None) -> list[BenchmarkItem]:
+    """Make `count` questions (None: as many as its size) by its generator. Raises `ConfigError` if that fails."""
+    assert benchmark.build
+    count = count or benchmark.size
+    made: list[BenchmarkItem] = []
+    try:
+        for index, question in enumerate(islice(benchmark.build(seed, count), count)):
+            if isinstance(question, Question):
+                question = item_of(benchmark, index, question, seed)
+            made.append(replace(question, benchmark=benchmark.name, index=index, grader=benchmark.grade))
+    except (ConfigError, Retryable):
+        raise
+    except Exception as error:  # the code of a plug-in may raise anything
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise ConfigError(f"{benchmark.name}: its generator failed after {len(made):,} questions ({what})") from error
+    if not made:
+        raise ConfigError(f"{benchmark.name}: its generator made no question")
+    return made
+
+
+def item_of(benchmark: Benchmark, index: int, question: Question, seed: int) -> BenchmarkItem:
+    """Convert a question to the item that is asked: with its options in a seeded order, and with its prompt."""
     identity = question.id or str(index)
     options, expected = question.options, question.expected
     # By the question's id where it has one: a record that is left out then changes no other question.
     if question.correct is not None:  # multiple choice: the expected answer is a letter
         options, correct = shuffled(options, question.correct, seed, benchmark.name, identity)
+        kind: AnswerKind = "choice"
         expected = LETTERS[correct]
         prompt = multiple_choice(question.text, options)
     else:
+        kind = benchmark.kind or answer_kind(expected)
         prompt = benchmark.ask.format(question=question.text)
     return BenchmarkItem(
         benchmark=benchmark.name,
         index=index,
         id=identity,
         prompt=prompt,
-        kind=benchmark.kind,
+        kind=kind,
         expected=expected,
         options=options,
         aliases=question.aliases,
@@ -183,4 +273,24 @@ def _item(benchmark: Benchmark, index: int, question: Question, seed: int) -> Be
         arguments=question.arguments,
         category=question.category,
         question=question.text,
+        rationale=question.rationale,
+        guess=benchmark.chance,
+        grader=benchmark.grade,
     )
+
+
+def _question(benchmark: Benchmark, index: int, record: Mapping[str, Any] | ConfigError) -> Question:
+    """Parse a record. Raises `ConfigError` for a bad one, also for what the parser of a plug-in raises."""
+    if isinstance(record, ConfigError):
+        raise record
+    where = f"{benchmark.name}: record {index} of {benchmark.source}"
+    try:
+        assert benchmark.read
+        question = benchmark.read(BenchmarkRecord(record, where))
+        if isinstance(question, Question):
+            return question
+    except (ConfigError, Retryable):
+        raise
+    except Exception as error:
+        raise ConfigError(f"{where}: {type(error).__name__}: {first_line(error)}") from error
+    raise ConfigError(f"{where}: its parser returned {type(question).__name__}, and no Question")

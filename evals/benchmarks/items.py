@@ -4,9 +4,10 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from nautile.common.errors import ConfigError, Retryable
+from nautile.common.processes import time_limit
 from nautile.common.text import first_line
 from nautile.data.chat_template import ParsedReply
 from nautile.data.sources.reasoning_gym import ProblemKind
@@ -20,6 +21,10 @@ from nautile.evals.graders.numbers import parse_number
 
 logger = logging.getLogger(__name__)
 AnswerKind = ProblemKind | Literal["exact", "instructions"]
+KINDS: tuple[AnswerKind, ...] = (*get_args(ProblemKind), "exact", "instructions")
+# A benchmark's own grader: of the item and the reply, a verdict, or whether the answer is right (None: no verdict).
+Grader = Callable[["BenchmarkItem", ParsedReply], Verdict | bool | None]
+GRADER_S = 10.0  # seconds that such a grader may take for a reply
 MOST_SHOWN = 120  # characters of an error in a line of the log
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # "-3", "$1,200", "3/4", "50%": all of the answer, not a number amid words.
@@ -34,7 +39,8 @@ class BenchmarkItem:
     `expected`: the number, letter, LaTeX, first alias or text. `question`: the question in the benchmark's own words,
     without the options and wording of `prompt`. `options`: the options of a "choice"; for other kinds, texts to compare
     by likelihood, `expected` among them, in addition to the generated answer. `own_check`: the scorer of the data set
-    (reasoning-gym), recorded beside the verdict. `screened`: whether the training text of the model that is asked was
+    (reasoning-gym), recorded beside the verdict. `guess`: accuracy of guessing without options. `grader`: the
+    benchmark's own, in place of that of the kind. `screened`: whether the training text of the model that is asked was
     screened for the question; None where that is not asked (a model behind an endpoint, held-out problems).
     """
 
@@ -50,6 +56,9 @@ class BenchmarkItem:
     arguments: tuple[Mapping[str, Any], ...] = ()
     category: str | None = None
     question: str = ""
+    rationale: str = ""
+    guess: float = 0.0
+    grader: Grader | None = field(default=None, compare=False, repr=False)
     own_check: Callable[[str], bool] | None = field(default=None, compare=False, repr=False)
     screened: bool | None = None
 
@@ -59,8 +68,8 @@ class BenchmarkItem:
 
     @property
     def chance(self) -> float:
-        """Accuracy of guessing among the options in the prompt; 0 without options."""
-        return 1 / len(self.options) if self.kind == "choice" and self.options else 0.0
+        """Accuracy of guessing: among the options in the prompt, if there are some."""
+        return 1 / len(self.options) if self.kind == "choice" and self.options else self.guess
 
     @property
     def right_letter(self) -> str:
@@ -77,16 +86,16 @@ class GradedReply:
 
 
 def grade(item: BenchmarkItem, reply: ParsedReply) -> GradedReply:
-    """Grade `reply` with the grader of the item's answer kind. It raises on no text.
+    """Grade `reply` with the benchmark's own grader, else with that of the item's answer kind. It raises on no text.
 
     A grader that fails gives the verdict `NOT_GRADED`, and a scorer of the data set that fails gives None: what could
     not be graded is not wrong. Raises `ConfigError` and `Retryable`, which concern more than this reply.
     """
     try:
-        graded = _graded(item, reply)
+        graded = GradedReply(_own_grade(item.grader, item, reply), {}) if item.grader else _graded(item, reply)
     except (ConfigError, Retryable):
         raise
-    except Exception as error:  # whatever a library raises on a text is no verdict on it
+    except (Exception, SystemExit) as error:  # whatever a library or a plug-in raises on a text is no verdict on it
         logger.warning("%s %s was not graded: %s", item.benchmark, item.id, _reason(error))
         graded = GradedReply(NOT_GRADED, {})
     if item.own_check is not None:
@@ -105,7 +114,25 @@ def _own_verdict(own_check: Callable[[str], bool], reply: ParsedReply, name: str
         return None
 
 
-def _reason(error: Exception) -> str:
+def _own_grade(grader: Grader, item: BenchmarkItem, reply: ParsedReply) -> Verdict:
+    """The verdict of a benchmark's own grader, in bounded time. Raises for what is none."""
+    with time_limit(GRADER_S):
+        verdict = grader(item, reply)
+    if isinstance(verdict, bool):
+        problem = grading.issue_of(reply, [reply.answer] if reply.answer else [])
+        return Verdict(verdict and problem is None, verdict, reply.answer, problem)
+    known = get_args(grading.GradeIssue)
+    if verdict is None or (
+        isinstance(verdict, Verdict)
+        and all(value is None or isinstance(value, bool) for value in (verdict.strict, verdict.lenient))
+        and (verdict.parsed is None or isinstance(verdict.parsed, str))
+        and (verdict.problem is None or verdict.problem in known)
+    ):
+        return verdict or NOT_GRADED
+    raise TypeError(f"its grader returned {verdict!r}, and no verdict")
+
+
+def _reason(error: BaseException) -> str:
     """An error in a line of the log. Some messages repeat the whole reply: "could not convert string to float"."""
     return f"{type(error).__name__}: {first_line(error)[:MOST_SHOWN]}"
 

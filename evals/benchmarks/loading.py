@@ -1,6 +1,6 @@
 """Load a benchmark's records from a local file in the Hub's schema, or from the Hub at a pinned commit.
 
-It also validates the names in lists of benchmarks (real benchmarks and offline stand-ins), and yields the questions
+It also validates the names in lists of benchmarks, and yields the questions
 that training text must not contain: all of a benchmark, even if only some are evaluated.
 """
 
@@ -19,9 +19,9 @@ from nautile.data.screening.contamination import HeldOutQuestion
 from nautile.data.sources.hub import OWN_DISK, TRANSIENT_STATUSES
 from nautile.data.sources.local_files import read_json_values
 from nautile.data.table import read_table
-from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES, Benchmark, choose, items_of
+from nautile.evals.benchmarks.catalogue import Benchmark, built, choose, items_of
 from nautile.evals.benchmarks.items import BenchmarkItem
-from nautile.evals.benchmarks.stand_ins import GENERATED, STAND_INS
+from nautile.evals.benchmarks.registry import BENCHMARKS, is_generated, parts_of
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -31,22 +31,35 @@ def check_benchmark(choice: BenchmarkChoice, field: str = "benchmarks") -> None:
 
     Raises `ConfigError` for an unknown name, or a revision that is not a full commit hash.
     """
-    if choice.name in STAND_INS:
-        if choice.revision or choice.path:
-            raise ConfigError(f"{field}: the stand-in {choice.name!r} takes neither `revision` nor `path`")
-        return
-    names = COMPOSITES.get(choice.name, (choice.name,))
-    if not set(names) <= set(BENCHMARKS):
-        known_names = ", ".join(sorted({*BENCHMARKS, *COMPOSITES, *STAND_INS}))
+    names = parts_of(choice.name)
+    if not all(name in BENCHMARKS and BENCHMARKS[name].listed for name in names):
+        known_names = ", ".join(sorted(name for name, entry in BENCHMARKS.items() if entry.listed))
         raise ConfigError(f"{field}: no benchmark {choice.name!r}; there are {known_names}")
-    if choice.path and choice.name in COMPOSITES:
+    entries = [BENCHMARKS[name] for name in names]
+    if is_generated(choice.name) and (choice.revision or choice.path):
+        raise ConfigError(f"{field}: {choice.name!r} is generated, and takes neither `revision` nor `path`")
+    if len(names) > 1 and (choice.path or any(entry.path for entry in entries)):
         raise ConfigError(f"{field}: give each part of {choice.name!r} its own `path`, by its own name")
+    hubs = [entry for entry in entries if entry.hub and not choice.path]
+    unpinned = [entry for entry in hubs if not COMMIT.fullmatch(choice.revision or entry.commit)]
     if choice.revision and not COMMIT.fullmatch(choice.revision):
+        unpinned = hubs or entries
+    if unpinned:
+        default = f"; the default is {unpinned[0].commit}" if unpinned[0].commit else ""
         raise ConfigError(
-            f"{field}: {choice.name!r} needs as `revision` a full commit hash of "
-            f"{BENCHMARKS[names[0]].hub} (from its page's history), so that the score can be reproduced; "
-            f"the default is {BENCHMARKS[names[0]].pinned}"
+            f"{field}: {choice.name!r} needs as `revision` a full commit hash of {unpinned[0].hub} (from its page's "
+            f"history), so that the score can be reproduced{default}"
         )
+
+
+def with_own_files(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a list of benchmarks (JSON data), with the `path` of each whose records are in a local file.
+
+    So the file is in the key of a step by its content, as one that the configuration names.
+    """
+    entries = [BENCHMARKS.get(row["name"]) for row in rows]
+    own = [entry.path if entry and not row["path"] else "" for row, entry in zip(rows, entries, strict=True)]
+    return [{**row, "path": path} if path else dict(row) for row, path in zip(rows, own, strict=True)]
 
 
 def items_for(
@@ -59,13 +72,14 @@ def items_for(
     Hub.
     """
     check_benchmark(choice)
-    if choice.name in STAND_INS:
-        return {choice.name: STAND_INS[choice.name].build(seed, choice.items)}
     items_by_name = {}
-    for name in COMPOSITES.get(choice.name, (choice.name,)):
+    for name in parts_of(choice.name):
         benchmark = BENCHMARKS[name]
-        revision = choice.revision or benchmark.pinned
-        records = read_file(benchmark, Path(choice.path)) if choice.path else read_hub(benchmark, revision)
+        if benchmark.build:
+            items_by_name[name] = built(benchmark, seed, choice.items)
+            continue
+        path = choice.path or benchmark.path
+        records = read_file(benchmark, Path(path)) if path else read_hub(benchmark, choice.revision or benchmark.commit)
         bad: list[str] = []
         items = items_of(benchmark, records, seed, choice.bad_rows_share, bad)
         if bad and bad_rows is not None:
@@ -74,12 +88,19 @@ def items_for(
     return items_by_name
 
 
+def count_of(choice: BenchmarkChoice) -> int:
+    """How many questions a benchmark asks, by the sizes of the catalogue; 0 for an unknown name."""
+    sizes = [BENCHMARKS[name].size for name in parts_of(choice.name) if name in BENCHMARKS]
+    generated = is_generated(choice.name)
+    return sum(choice.items if choice.items and (generated or choice.items < size) else size for size in sizes)
+
+
 def read_file(benchmark: Benchmark, path: Path) -> Iterator[Mapping[str, Any] | ConfigError]:
     """Yield the records of a JSONL, Parquet or CSV file in the Hub's schema, and the error of a bad line."""
     source = f"{benchmark.name}: {path}"
     if not path.is_file():
         raise ConfigError(
-            f"{source}: no such file; `path` must be a JSONL, Parquet or CSV file of {benchmark.hub}'s records"
+            f"{source}: no such file; `path` must be a JSONL, Parquet or CSV file of {benchmark.hub or 'its'} records"
         )
     try:
         if path.suffix.lower() in (".parquet", ".csv", ".tsv"):
@@ -179,7 +200,7 @@ def _line(error: BaseException) -> str:
 def questions(
     choices: Sequence[BenchmarkChoice], seed: int, bad_rows: dict[str, list[str]] | None = None
 ) -> Iterator[HeldOutQuestion]:
-    """Yield the questions of each benchmark; of a generated stand-in only those that are evaluated.
+    """Yield the questions of each benchmark; of a generated one only those that are evaluated.
 
     The text of a question is that of the benchmark, with its passage if it has one, but without options and prompt.
 
@@ -189,7 +210,7 @@ def questions(
     for choice in choices:
         check_benchmark(choice)
     for choice in choices:
-        complete = choice if choice.name in STAND_INS else choice.model_copy(update={"items": None})
+        complete = choice if is_generated(choice.name) else choice.model_copy(update={"items": None})
         for name, items in items_for(complete, seed, bad_rows).items():
             for item in items:
-                yield HeldOutQuestion(name, item.id, item.question, whole=name in GENERATED)
+                yield HeldOutQuestion(name, item.id, item.question, whole=BENCHMARKS[name].similar)

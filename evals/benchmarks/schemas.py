@@ -21,7 +21,7 @@ GPQA_COLUMNS = (
 
 @dataclass(frozen=True)
 class Question:
-    """A parsed record. `correct`: index of the right option, if there are options."""
+    """A parsed record. `correct`: index of the right option, if there are options. `rationale`: a worked solution."""
 
     text: str
     expected: str = ""
@@ -32,6 +32,7 @@ class Question:
     aliases: tuple[str, ...] = ()
     instructions: tuple[str, ...] = ()
     arguments: tuple[Mapping[str, Any], ...] = ()
+    rationale: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def gsm8k(record: BenchmarkRecord) -> Question:
     number = parse_number(final)
     if not marker or not worked or number is None:
         record.refuse("field `answer` does not end in `#### <number>`")
-    return Question(record.text("question"), expected=str(number))
+    return Question(record.text("question"), expected=str(number), rationale=worked.strip())
 
 
 def piqa(record: BenchmarkRecord) -> Question:

@@ -9,7 +9,7 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 
@@ -18,30 +18,13 @@ from nautile.configs.base import TaskConfig
 from nautile.configs.training import ProblemsConfig
 from nautile.data.sources.reasoning_gym import Problem, is_correct, problems
 from nautile.data.sources.wikipedia import Article, articles
-from nautile.evals.benchmarks.catalogue import ALIAS_PROMPT
-from nautile.evals.benchmarks.items import LETTERS, AnswerKind, BenchmarkItem, answer_kind, multiple_choice
+from nautile.evals.benchmarks.catalogue import ALIAS_PROMPT, Benchmark
+from nautile.evals.benchmarks.items import LETTERS, BenchmarkItem, answer_kind, multiple_choice
 from nautile.evals.graders.instructions import are_compatible, describe
 
 HELD_OUT = "held_out"
-GENERATED = ("gsm_symbolic", "instructions")  # generated from templates, so their questions are similar
 DEFAULT_COUNT = 500
 _PARENTHESES = re.compile(r"\s*\([^)]*\)")
-
-
-@dataclass(frozen=True)
-class StandIn:
-    """A generated benchmark. `like`: the benchmark it imitates. `build(seed, count)`: its items, deterministic.
-
-    `kinds`: of its answers; empty: any that a problem can have. `version`: of `build` (`evals.benchmarks.versions`).
-    """
-
-    name: str
-    title: str
-    like: str
-    note: str
-    build: Callable[[int, int | None], list[BenchmarkItem]]
-    kinds: tuple[AnswerKind, ...] = ()
-    version: int = 1
 
 
 def held_out(config: ProblemsConfig, seed: int) -> list[BenchmarkItem]:
@@ -60,13 +43,13 @@ def held_out(config: ProblemsConfig, seed: int) -> list[BenchmarkItem]:
     return _problem_items(HELD_OUT, islice(problems(config.tasks, seed, "held_out"), config.count))
 
 
-def gsm_symbolic(seed: int, count: int | None) -> list[BenchmarkItem]:
+def gsm_symbolic(seed: int, count: int) -> list[BenchmarkItem]:
     """Build items from GSM8K-like word problems of reasoning-gym, from the held-out split."""
     generated = problems([TaskConfig(name="gsm_symbolic")], seed, "held_out")
-    return _problem_items("gsm_symbolic", islice(generated, count or DEFAULT_COUNT))
+    return _problem_items("gsm_symbolic", islice(generated, count))
 
 
-def wiki_choice(seed: int, count: int | None) -> list[BenchmarkItem]:
+def wiki_choice(seed: int, count: int) -> list[BenchmarkItem]:
     """Build multiple-choice questions: which of four titles of a topic has this description?
 
     Ambiguous descriptions are left out.
@@ -85,12 +68,12 @@ def wiki_choice(seed: int, count: int | None) -> list[BenchmarkItem]:
         prompt, expected = multiple_choice(question, tuple(options)), LETTERS[options.index(article.title)]
         item = BenchmarkItem("wiki_choice", len(items), article.title, prompt, "choice", expected, tuple(options))
         items.append(replace(item, category=article.topic, question=question))
-        if len(items) == (count or DEFAULT_COUNT):
+        if len(items) == count:
             break
     return items
 
 
-def wiki_trivia(seed: int, count: int | None) -> list[BenchmarkItem]:
+def wiki_trivia(seed: int, count: int) -> list[BenchmarkItem]:
     """Build cloze questions: an article's first sentence with the title blanked out.
 
     Both the title and its form without parentheses are accepted. The options, which are only used for likelihoods, are
@@ -116,15 +99,15 @@ def wiki_trivia(seed: int, count: int | None) -> list[BenchmarkItem]:
         rng.shuffle(options)
         item = BenchmarkItem("wiki_trivia", len(items), article.title, prompt, "exact", bare, tuple(options), aliases)
         items.append(replace(item, category=article.topic, question=f"{masked}."))
-        if len(items) == (count or DEFAULT_COUNT):
+        if len(items) == count:
             break
     return items
 
 
-def instructions(seed: int, count: int | None) -> list[BenchmarkItem]:
+def instructions(seed: int, count: int) -> list[BenchmarkItem]:
     """Build prompts with one or two of IFEval's instructions, checked by IFEval's checkers."""
     items: list[BenchmarkItem] = []
-    for article in articles(seed)[: count or DEFAULT_COUNT]:
+    for article in articles(seed)[:count]:
         rng = random.Random(f"instructions/{seed}/{article.title}")
         names = [rng.choice(list(_ARGUMENTS))]
         second = rng.choice(list(_ARGUMENTS))
@@ -202,33 +185,51 @@ _ARGUMENTS: dict[str, Callable[[random.Random], dict[str, object]]] = {
 
 _PROBLEMS = "reasoning-gym word problems, held out by a hash of the question"
 _WIKIPEDIA = "from Wikipedia summaries (CC BY-SA 4.0), which are in the offline pretraining text"
-STAND_INS: dict[str, StandIn] = {
-    stand_in.name: stand_in
-    for stand_in in (
-        StandIn("gsm_symbolic", "GSM-Symbolic", "gsm8k", _PROBLEMS, gsm_symbolic),
-        StandIn(
-            "wiki_choice",
-            "Wikipedia choice",
-            "mmlu",
-            f"four titles for a description, {_WIKIPEDIA}",
-            wiki_choice,
-            ("choice",),
-        ),
-        StandIn(
-            "wiki_trivia",
-            "Wikipedia trivia",
-            "trivia_qa",
-            f"the title blanked out of a sentence, {_WIKIPEDIA}",
-            wiki_trivia,
-            ("exact",),
-        ),
-        StandIn(
-            "instructions",
-            "Instructions",
-            "ifeval",
-            "IFEval's checkers over prompts of our own",
-            instructions,
-            ("instructions",),
-        ),
-    )
-}
+# `held_out` is asked by `[evaluate] held_out`, which says of which kinds its problems are.
+STAND_INS: tuple[Benchmark, ...] = (
+    Benchmark(
+        HELD_OUT,
+        "Held-out problems",
+        listed=False,
+        stand_in="reasoning-gym problems of the reinforcement stages' own kinds, held out by a hash of the question",
+        table_1=2,
+    ),
+    Benchmark(
+        "gsm_symbolic",
+        "GSM-Symbolic",
+        size=DEFAULT_COUNT,
+        build=gsm_symbolic,
+        similar=True,
+        stand_in=_PROBLEMS,
+        like="gsm8k",
+        table_1=3,
+    ),
+    Benchmark(
+        "wiki_choice",
+        "Wikipedia choice",
+        size=DEFAULT_COUNT,
+        kind="choice",
+        build=wiki_choice,
+        stand_in=f"four titles for a description, {_WIKIPEDIA}",
+        like="mmlu",
+    ),
+    Benchmark(
+        "wiki_trivia",
+        "Wikipedia trivia",
+        size=DEFAULT_COUNT,
+        kind="exact",
+        build=wiki_trivia,
+        stand_in=f"the title blanked out of a sentence, {_WIKIPEDIA}",
+        like="trivia_qa",
+    ),
+    Benchmark(
+        "instructions",
+        "Instructions",
+        size=DEFAULT_COUNT,
+        kind="instructions",
+        build=instructions,
+        similar=True,
+        stand_in="IFEval's checkers over prompts of our own",
+        like="ifeval",
+    ),
+)

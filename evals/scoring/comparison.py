@@ -11,10 +11,10 @@ from dataclasses import asdict
 from typing import Any
 
 from nautile.common.errors import ConfigError
-from nautile.evals.benchmarks.catalogue import COMPOSITES
+from nautile.evals.benchmarks.registry import composites, parts_of, title_of
 from nautile.evals.running.rows import SampleRow
 from nautile.evals.scoring.intervals import LEVEL, OVER_PROBLEMS, holm, paired, paired_bootstrap
-from nautile.evals.scoring.scores import Scores, by_question, marked_title, screening_note, title_of, vote
+from nautile.evals.scoring.scores import Scores, by_question, marked_title, screening_note, vote
 from nautile.evals.tables import paper_figures as paper
 from nautile.evals.tables.results import ResultTable, signed
 
@@ -111,11 +111,11 @@ def mean_weights(measured: Collection[str]) -> dict[str, dict[str, float]]:
     """Name -> benchmark -> weight, of each composite whose parts are all measured, and so of the paper's average."""
     means = {
         name: {part: 1 / len(parts) for part in parts}
-        for name, parts in COMPOSITES.items()
+        for name, parts in composites().items()
         if all(part in measured for part in parts)
     }
     # The average of the paper has one share for each row of its table, which a composite divides among its parts.
-    rows = {name: COMPOSITES.get(name, (name,)) for name in paper.TABLE_2}
+    rows = {name: parts_of(name) for name in paper.TABLE_2}
     if all(part in measured for parts in rows.values() for part in parts):
         means["average"] = {part: 1 / (len(rows) * len(parts)) for parts in rows.values() for part in parts}
     return means

@@ -11,8 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
-from nautile.evals.benchmarks.stand_ins import HELD_OUT, STAND_INS
+from nautile.evals.benchmarks.registry import BENCHMARKS, composites, parts_of, stand_in_note, title_of
 from nautile.evals.running.rows import SampleRow
 from nautile.evals.scoring.intervals import wilson, wilson_mean
 from nautile.evals.tables import paper_figures as paper
@@ -61,7 +60,7 @@ def score(name: str, rows: Sequence[SampleRow], bad_rows: int = 0) -> Scores:
     return {
         "title": title_of(name),
         "stand_in": stand_in_note(name),
-        "stands_for": STAND_INS[name].like if name in STAND_INS else None,
+        "stands_for": (entry.like or None) if (entry := BENCHMARKS.get(name)) else None,
         "not_screened": screening_note(asked_rows),
         "items": len(rows) + bad_rows,
         **share,
@@ -108,8 +107,10 @@ def _part_screening(parts: Mapping[str, Sequence[SampleRow]]) -> str | None:
 def _part_asked(parts: Mapping[str, Sequence[SampleRow]]) -> list[str]:
     """How many questions were asked of the splits of a mean's parts, if not all."""
     asked = sum(row["left_out"] is None for rows in parts.values() for row in rows)
-    size = sum(BENCHMARKS[part].size for part in parts if part in BENCHMARKS)
-    return [f"{asked:,} of the splits' {size:,} questions"] if asked != size else []
+    entries = [entry for part in parts if (entry := BENCHMARKS.get(part))]
+    size = sum(entry.size for entry in entries)
+    is_whole = asked == size or any(entry.build for entry in entries)  # of a generator any number is all
+    return [] if is_whole else [f"{asked:,} of the splits' {size:,} questions"]
 
 
 def summarise(
@@ -129,9 +130,9 @@ def summarise(
     by_name: dict[str, list[SampleRow]] = defaultdict(list)
     for row in rows:
         by_name[row["benchmark"]].append(row)
-    composites = {
+    means = {
         name: composite(name, {part: by_name[part] for part in parts})
-        for name, parts in COMPOSITES.items()
+        for name, parts in composites().items()
         if all(part in by_name for part in parts)
     }
     scores = {
@@ -140,7 +141,7 @@ def summarise(
         "column": column,
         "protocol": dict(protocol),
         "benchmarks": {name: score(name, group, (bad_rows or {}).get(name, 0)) for name, group in by_name.items()},
-        "composites": composites,
+        "composites": means,
     }
     scores["average"] = _average(scores, by_name)
     if likelihood_rows:
@@ -160,7 +161,7 @@ def likelihood(rows: Sequence[SampleRow]) -> dict[str, Scores]:
         name: {**score(name, rows), "accuracy_by_sum": _mean(_votes(rows, "strict_by_sum"))}
         for name, rows in by_name.items()
     }
-    for name, parts in COMPOSITES.items():
+    for name, parts in composites().items():
         if all(part in by_name for part in parts):
             mean = composite(name, {part: by_name[part] for part in parts})
             if mean:
@@ -168,15 +169,6 @@ def likelihood(rows: Sequence[SampleRow]) -> dict[str, Scores]:
     for entry in scores.values():
         entry["differs"] = ["likelihood of each option per byte; the paper generates", *entry["differs"]]
     return scores
-
-
-def title_of(name: str) -> str:
-    """Title of a benchmark, composite or stand-in in tables."""
-    if name in BENCHMARKS:
-        return BENCHMARKS[name].title
-    if name in STAND_INS:
-        return STAND_INS[name].title
-    return {HELD_OUT: "Held-out problems", "arc": "ARC", "average": "Average"}.get(name, name)
 
 
 def marked_title(score: Mapping[str, Any]) -> str:
@@ -197,26 +189,15 @@ def screening_note(rows: Sequence[SampleRow]) -> str | None:
     return f"training text was not screened for {missed:,} of its {len(questions):,} questions"
 
 
-def stand_in_note(name: str) -> str | None:
-    """Description of a stand-in; None for a real benchmark."""
-    if name == HELD_OUT:
-        return "reasoning-gym problems of the reinforcement stages' own kinds, held out by a hash of the question"
-    if name in STAND_INS:
-        return f"stands in for {BENCHMARKS[STAND_INS[name].like].title}: {STAND_INS[name].note}"
-    return None
-
-
 def differences(name: str, count: int | None) -> list[str]:
     """Differences from the paper's protocol, and choices where the paper does not specify it.
 
     `count`: number of rows that were asked; None for a composite.
     """
-    benchmark = BENCHMARKS.get(name)
-    points = [paper.OPEN_POINTS[name]] if name in paper.OPEN_POINTS else []
-    if benchmark and benchmark.kind == "choice" and name not in paper.OPEN_POINTS:
-        points.append("options in a seeded order; the paper does not give its prompt")
-    if benchmark and count is not None and count != benchmark.size:
-        points.append(f"{count:,} of the split's {benchmark.size:,} questions")
+    entry = BENCHMARKS.get(name)
+    points = [entry.open_point] if entry and entry.open_point else []
+    if entry and (entry.hub or entry.path) and count is not None and count != entry.size:
+        points.append(f"{count:,} of the split's {entry.size:,} questions")
     return points
 
 
@@ -281,9 +262,8 @@ def _average(scores: Scores, rows: Mapping[str, Sequence[SampleRow]]) -> Scores 
         if not entry or entry["accuracy"] is None:
             return None
         values.append(entry["accuracy"])
-        parts = COMPOSITES.get(name, (name,))
-        groups.append([_votes(rows[part]) for part in parts])
-    asked = {part: rows[part] for name in paper.TABLE_2 for part in COMPOSITES.get(name, (name,))}
+        groups.append([_votes(rows[part]) for part in parts_of(name)])
+    asked = {part: rows[part] for name in paper.TABLE_2 for part in parts_of(name)}
     # Each row of the table has the same weight, however many parts it has.
     weights = [1 / (len(groups) * len(group)) for group in groups for _ in group]
     low, high = wilson_mean([part for group in groups for part in group], weights)

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nautile.common.errors import ConfigError
+from nautile.evals.benchmarks.registry import stand_in_note, table_1_benchmarks, title_of
 from nautile.evals.running.rows import SampleRow
 from nautile.evals.scoring.comparison import Comparison, compare
 from nautile.evals.scoring.intervals import OVER_PROBLEMS
-from nautile.evals.scoring.scores import Scores, stand_in_note, title_of
+from nautile.evals.scoring.scores import Scores
 from nautile.evals.tables import paper_figures as paper
 from nautile.evals.tables.results import MISSING, ResultTable, not_screened, signed, table_1_benchmark, with_interval
 
@@ -91,7 +92,7 @@ def ladder_table(ladder: Ladder) -> ResultTable:
         notes.append("A gain is missing where there are no rows of both evaluations with common problems.")
     if partial:
         notes.append("Some problems were asked after only one of two stages: gains are over those asked after both.")
-    if ladder["benchmark"] != "gsm8k":
+    if ladder["benchmark"] != table_1_benchmarks()[0]:
         notes.append(
             f"Ours is {ladder['title']}, not GSM8K: the direction of the gains can be compared, not the figures."
         )

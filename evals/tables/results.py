@@ -10,14 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nautile.common.text import markdown_table
-from nautile.evals.benchmarks.catalogue import COMPOSITES
-from nautile.evals.benchmarks.stand_ins import HELD_OUT
-from nautile.evals.scoring.scores import Scores, marked_title, title_of
+from nautile.evals.benchmarks.registry import parts_of, table_1_benchmarks, title_of
+from nautile.evals.scoring.scores import Scores, marked_title
 from nautile.evals.tables import paper_figures as paper
 
 MISSING = "—"
 GAIN = "Gain over pretrain"
-TABLE_1_BENCHMARKS = ("gsm8k", HELD_OUT, "gsm_symbolic")  # Table 1 shows the first that any stage was evaluated on
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class ResultTable:
 
 
 def table_2(models: Mapping[str, Scores]) -> ResultTable:
-    """Table 2: one row per benchmark (then the stand-ins that were run), one column per model.
+    """Table 2: one row per benchmark (then those that were run and are not the paper's), one column per model.
 
     `models` maps the title of a column to its `scores.json`. If a model corresponds to a column of the paper's table,
     the difference from that column follows.
@@ -44,9 +42,10 @@ def table_2(models: Mapping[str, Scores]) -> ResultTable:
     rows: list[tuple[str, ...]] = [("Training tokens", *unmeasured, *paper.TRAINING_TOKENS.values(), "")]
     data: list[dict[str, Any]] = []
     papers = {**paper.TABLE_2, "average": paper.TABLE_2_AVERAGE}
-    measured_names = {name: score for scores in models.values() for name, score in scores["benchmarks"].items()}
-    for name in (*papers, *(name for name, score in measured_names.items() if score["stand_in"])):
-        figures = papers.get(name)  # None: a stand-in
+    measured_names = [name for scores in models.values() for name in (*scores["benchmarks"], *scores["composites"])]
+    parts = {part for name in papers for part in parts_of(name)}
+    for name in dict.fromkeys((*papers, *(name for name in measured_names if name not in parts))):
+        figures = papers.get(name)  # None: a stand-in, or a plug-in's benchmark
         by_title = {title: _score_of(scores, name) for title, scores in models.items()}
         measured = {title: score for title, score in by_title.items() if score}
         leads = {
@@ -55,9 +54,10 @@ def table_2(models: Mapping[str, Scores]) -> ResultTable:
             if figures and compared[title] and score["accuracy"] is not None
         }
         points = [point for score in measured.values() for point in score["differs"]]
-        differs = list(dict.fromkeys(points)) if figures else [next(iter(measured.values()))["stand_in"]]
+        stand_in = next((score.get("stand_in") for score in measured.values()), None)
+        differs = list(dict.fromkeys(points)) if figures else [stand_in or "not in the paper"]
         differs += not_screened(measured)
-        title = title_of(name) if figures else f"{title_of(name)} (stand-in)"
+        title = f"{title_of(name)} (stand-in)" if stand_in else title_of(name)
         our_cells = []
         for model, score in by_title.items():
             # A model with a column in the paper has a second cell, its difference from that column.
@@ -89,8 +89,9 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
     `benchmark`: our benchmark beside the paper's GSM8K; None: GSM8K if it was run, else the held-out problems. With a
     benchmark other than GSM8K only the gains over the first stage are comparable, and no difference is shown.
     """
-    name = benchmark or table_1_benchmark(stages) or "gsm8k"
-    is_same = name == "gsm8k"
+    papers_own = table_1_benchmarks()[0]
+    name = benchmark or table_1_benchmark(stages) or papers_own
+    is_same = name == papers_own
     base = _score_of(stages.get("pretrain"), name)
     if base is not None and base["accuracy"] is None:
         base = None  # all its questions were left out
@@ -146,7 +147,7 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
 
 def table_1_benchmark(stages: Mapping[str, Scores]) -> str | None:
     """The benchmark of Table 1: GSM8K if any stage was evaluated on it, else the held-out problems; None: neither."""
-    reported = (name for name in TABLE_1_BENCHMARKS if any(name in s["benchmarks"] for s in stages.values()))
+    reported = (name for name in table_1_benchmarks() if any(name in s["benchmarks"] for s in stages.values()))
     return next(reported, None)
 
 
@@ -198,7 +199,7 @@ def _score_of(scores: Scores | None, name: str) -> Scores | None:
         return None
     if name == "average":
         return scores["average"]
-    return scores["composites"].get(name) if name in COMPOSITES else scores["benchmarks"].get(name)
+    return scores["composites"].get(name) or scores["benchmarks"].get(name)
 
 
 def breakdown(scores: Scores) -> list[ResultTable]:

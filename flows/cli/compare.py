@@ -15,8 +15,8 @@ from rich.text import Text
 from nautile.common.errors import ConfigError
 from nautile.common.text import visible
 from nautile.configs.changes import Change, describe_changes
+from nautile.evals.benchmarks.registry import title_of
 from nautile.evals.scoring.comparison import comparison_table, whose_gain
-from nautile.evals.scoring.scores import title_of
 from nautile.flows.render import FittingTable, query_table
 from nautile.flows.run_state import MOST_SEARCHED, RUNS, reading, run_named
 from nautile.flows.sweep.comparisons import SIDES, evaluated, gain_lines, seed_lines, step_cells

@@ -276,7 +276,7 @@ def runs_table(rows: list[dict[str, Any]]) -> RenderableType:
 
 def score_text(score: CatalogRow) -> str:
     """A score of `run_row` in words, with the gain over the stage before."""
-    from nautile.evals.scoring.scores import title_of
+    from nautile.evals.benchmarks.registry import title_of
 
     gain = "" if score["gain"] is None else f", {100 * score['gain']:+.1f} points over {score['over']}"
     return f"{100 * score['accuracy']:.1f} % of {title_of(score['benchmark'])} after {score['after']}{gain}"

@@ -266,6 +266,8 @@ def reinforcement(chosen: ChosenRun | None) -> None:
     lines = _compared_lines(chosen, described.name)
     names = _metric_names(lines)
     _warn_of_stand_in_judge(list(lines))
+    if rewards := shared.rewards_of(list(lines)):
+        st.caption(rewards)
     measured: dict[str, dict[str, list[str]]] = {}
     for curve in described.curves:
         if present := [name for name in curve.metrics if name in names]:

@@ -45,7 +45,7 @@ def rollouts(chosen: ChosenRun | None) -> None:
     sql = queries.groups(source, order, which)
     st.caption(
         "A group is one prompt with its answers, the best first. Advantage: the reward above the group's mean, "
-        "which is what the policy learns from. Steps are counted as in the charts."
+        "which is what the policy learns from. Steps are counted as in the charts. " + shared.rewards_of([execution])
     )
 
     def show(rows: Sequence[CatalogRow]) -> None:

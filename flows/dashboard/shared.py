@@ -257,6 +257,12 @@ def artifact_facts(artifact: CatalogRow) -> dict[str, Any]:
     return next(facts for row, facts in facts_of([artifact["execution"]]) if row["kind"] == artifact["kind"])
 
 
+def rewards_of(executions: Sequence[str]) -> str:
+    """A sentence about the rewards that stages were given by name; empty if they have none, as before they end."""
+    names = {str(facts["reward"]) for _, facts in facts_of(executions) if "reward" in facts}
+    return f"The reward is {escaped(', '.join(sorted(names)))}." if names else ""
+
+
 def nested(value: Any, *names: str) -> Any:
     """The value at a path in JSON data; None if a part of the path is missing, as in facts of another version."""
     for name in names:

@@ -22,7 +22,8 @@ from nautile.common.commands import shell_command
 from nautile.common.retry import Backoff, retry
 from nautile.common.text import counted, visible
 from nautile.configs.training import TRAINED
-from nautile.evals.scoring.scores import marked_title, title_of
+from nautile.evals.benchmarks.registry import title_of
+from nautile.evals.scoring.scores import marked_title
 from nautile.store.artifacts import Store
 from nautile.tasks.engine.errors import advice, reason, run_page
 from nautile.tasks.engine.progress import StageUpdate, subscribe

@@ -17,7 +17,7 @@ from nautile.configs.changes import short_names
 from nautile.configs.load import load, load_own, locate
 from nautile.configs.schema import RunConfig
 from nautile.configs.sweep import SweepConfig
-from nautile.evals.benchmarks.catalogue import COMPOSITES
+from nautile.evals.benchmarks.registry import composites, parts_of
 from nautile.evals.benchmarks.stand_ins import HELD_OUT
 from nautile.flows.dag import Step
 from nautile.flows.selection import PreparedRun, Selection, is_in_store, prepare_run
@@ -246,6 +246,6 @@ def _checked_evaluation(path: Path, section: SweepConfig, runs: Sequence[SweepRu
 def _benchmarks(step: Step) -> set[str]:
     """The names of an evaluation's benchmarks, and of their means."""
     evaluate = step.section["evaluate"]
-    names = {part for entry in evaluate["benchmarks"] for part in COMPOSITES.get(entry["name"], (entry["name"],))}
+    names = {part for entry in evaluate["benchmarks"] for part in parts_of(entry["name"])}
     names |= {HELD_OUT} if evaluate.get("held_out") else set()
-    return names | {name for name, parts in COMPOSITES.items() if names >= set(parts)} | {"average"}
+    return names | {name for name, parts in composites().items() if names >= set(parts)} | {"average"}

@@ -19,11 +19,12 @@ import numpy as np
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json
 from nautile.common.text import dollars, duration
+from nautile.evals.benchmarks.registry import title_of
 from nautile.evals.running.rows import SampleRow, read_rows
 from nautile.evals.scoring.comparison import mean_weights
 from nautile.evals.scoring.intervals import LEVEL, OVER_PROBLEMS, holm, wilson_mean
 from nautile.evals.scoring.over_seeds import SeedLead, lead_of_votes, summary
-from nautile.evals.scoring.scores import by_question, marked_title, title_of, vote
+from nautile.evals.scoring.scores import by_question, marked_title, vote
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import CatalogRow
 from nautile.store.views import LAST_ATTEMPTS, SPENT

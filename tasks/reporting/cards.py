@@ -20,7 +20,7 @@ from nautile.configs.readers import is_on_hub
 from nautile.data.distill.parquet import COLUMNS
 from nautile.data.label_set import read_label_set
 from nautile.data.tokens.source_reading import READING, SourceReading, reading_rows
-from nautile.evals.benchmarks.catalogue import BENCHMARKS
+from nautile.evals.benchmarks.registry import BENCHMARKS
 from nautile.evals.scoring.scores import Scores, marked_title
 from nautile.evals.tables.ladder import gains_in_words, ladder, ladder_table
 from nautile.evals.tables.results import ResultTable, table_1, table_2, to_markdown, with_interval
@@ -284,7 +284,8 @@ def _model_index(facts: Facts, publication: Publication) -> list[dict[str, Any]]
     for name, score in scores["benchmarks"].items():
         if score["accuracy"] is None:
             continue
-        benchmark = BENCHMARKS.get(name)  # None: a stand-in
+        entry = BENCHMARKS.get(name)
+        benchmark = entry if entry and entry.hub else None
         low, high = (round(100 * bound, 2) for bound in score["interval"])
         results.append(
             EvalResult(

@@ -16,9 +16,9 @@ from nautile.common.files import read_json
 from nautile.common.text import visible
 from nautile.configs.vendors import is_judge
 from nautile.data.endpoints.own_server import program_of
+from nautile.evals.benchmarks.registry import table_1_benchmarks
 from nautile.evals.running.rows import SampleRow, read_rows
 from nautile.evals.tables.ladder import Ladder, RowsByStage, common_problems, ladder
-from nautile.evals.tables.results import TABLE_1_BENCHMARKS
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import Catalog, CatalogRow
 from nautile.store.manifest import short_commit
@@ -198,10 +198,10 @@ def scores(inputs: Sequence[Input]) -> dict[str, Facts]:
 
 def evaluation_rows(inputs: Sequence[Input]) -> dict[str, list[SampleRow]]:
     """The evaluation rows of the stages that train, for Table 1's benchmarks; a stage without a file is absent."""
-    trained = stages_with(lambda stage: stage.trains)
+    trained, asked = stages_with(lambda stage: stage.trains), table_1_benchmarks()
     paths = {stage: folder / "rows.jsonl" for stage, folder in _evaluations(inputs).items()}
     return {
-        stage: [row for row in read_rows(path) if row["benchmark"] in TABLE_1_BENCHMARKS]
+        stage: [row for row in read_rows(path) if row["benchmark"] in asked]
         for stage, path in paths.items()
         if stage in trained and path.exists()
     }

@@ -163,7 +163,7 @@ OWN_NAMES = re.compile(
 )
 # Free text that names no place and nobody: names, templates, licences, ids of the store, commits and parts of the Hub.
 HARMLESS = re.compile(
-    r"^(name|model\.pattern|ingest\.sources\.reader|schedule\.\w+|\w+\.start|reason\.objective"
+    r"^(name|model\.pattern|ingest\.sources\.reader|schedule\.\w+|\w+\.start|reason\.objective|\w+\.reward"
     r"|distill\.teachers\.template|pretrain\.phases\.\w+|\w+\.policy\.train"
     r"|.*\.(name|license|subset|split|revision|frame|columns|languages|parameters))$"
 )

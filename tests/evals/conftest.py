@@ -5,9 +5,8 @@ import random
 import pytest
 
 from nautile.data.chat_template import ParsedReply
-from nautile.evals.benchmarks.catalogue import BENCHMARKS
 from nautile.evals.running.answerers import Answer
-from tests.support.servers.benchmark_hub import BenchmarkHub
+from tests.support.servers.benchmark_hub import PUBLIC, BenchmarkHub
 
 
 def make_reply(answer: str | None, reasoning: str = "", finished: bool = True) -> ParsedReply:
@@ -75,10 +74,10 @@ def hub(tmp_path_factory):
 @pytest.fixture(scope="session")
 def served_records(hub):
     """benchmark -> its records as the Hub's own client reads them, and why not, for some that do not exist."""
-    return hub.read({name: {} for name in BENCHMARKS} | WRONG_PLACES)
+    return hub.read({name: {} for name in PUBLIC} | WRONG_PLACES)
 
 
-RECORDS = dict.fromkeys(BENCHMARKS, 300) | {"math_500": 40}  # a comparison by SymPy takes 10 ms
+RECORDS = dict.fromkeys(PUBLIC, 300) | {"math_500": 40}  # a comparison by SymPy takes 10 ms
 WRONG_PLACES = {
     "no such split": {"benchmark": "gsm8k", "split": "validation"},
     "no such subset": {"benchmark": "gsm8k", "subset": "plain_text"},

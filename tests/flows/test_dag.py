@@ -9,16 +9,19 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from nautile.common.errors import ConfigError
 from nautile.configs.distill import IndexConfig
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.load import load
 from nautile.configs.operation import OperationConfig, ScheduleConfig
+from nautile.configs.plugins import PlugIn
+from nautile.configs.rewards import REWARDS
 from nautile.configs.schema import RunConfig
 from nautile.configs.stages import STAGES
-from nautile.evals.benchmarks.catalogue import BENCHMARKS
-from nautile.evals.benchmarks.stand_ins import STAND_INS
+from nautile.evals.benchmarks.catalogue import Benchmark
+from nautile.evals.benchmarks.registry import BENCHMARKS
 from nautile.evals.benchmarks.versions import GRADERS
 from nautile.flows.dag import Need, Step, build_dag, pipeline_steps
 from tests.support.stages.toy_dag import toy_dag
@@ -170,10 +173,12 @@ def test_what_is_held_out_is_one_list_in_any_order(toy):
 @pytest.mark.parametrize(
     ("planted", "asked"),
     [
-        (lambda patch: patch.setitem(BENCHMARKS, "gsm8k", replace(BENCHMARKS["gsm8k"], version=2)), "gsm8k"),
-        (
-            lambda patch: patch.setitem(STAND_INS, "wiki_choice", replace(STAND_INS["wiki_choice"], version=2)),
-            "wiki_choice",
+        *(
+            (
+                lambda patch, name=name: patch.setitem(BENCHMARKS._entries, name, replace(BENCHMARKS[name], version=2)),
+                name,
+            )
+            for name in ("gsm8k", "wiki_choice")
         ),
         (lambda patch: patch.setitem(GRADERS, "exact", GRADERS["exact"] + 1), "wiki_trivia"),
         (lambda patch: patch.setitem(GRADERS, "math", GRADERS["math"] + 1), "gsm_symbolic"),
@@ -195,6 +200,25 @@ def test_another_parser_or_grader_makes_a_new_evaluation_of_its_benchmark_and_tr
     assert before[1] == after[1]
 
 
+def test_the_source_of_a_plug_ins_benchmark_is_in_evaluations_alone_and_its_file_in_what_is_held_out(
+    toy, monkeypatch, tmp_path
+):
+    path = tmp_path / "mine.jsonl"
+    path.write_text("{}\n")
+    monkeypatch.setitem(globals(), "mine", Benchmark(title="Mine", path=str(path), size=1, read=str))
+    monkeypatch.setitem(BENCHMARKS.plug_ins, "mine", PlugIn("benchmarks", "mine", f"{__name__}:mine", "a test"))
+    monkeypatch.setattr(PlugIn, "digest", "one")
+    asked = toy.evaluate.model_dump() | {"benchmarks": [{"name": "mine"}]}
+    config = RunConfig.model_validate({**toy.model_dump(), "evaluate": asked, "held_out": None})
+    before = keys(config)
+    monkeypatch.setattr(PlugIn, "digest", "two")
+    after = keys(config)
+    moved = [label for label in LABELS if after[label] != before[label]]
+    assert moved == [label for label in LABELS if label.startswith("evaluate:") or label == "report"]
+    path.write_text("{}\n{}\n")
+    assert keys(config)["held_out"] != after["held_out"]
+
+
 def test_what_is_trained_on_moves_pretraining_and_no_tokens(toy):
     """And is in no section where it is the default: configurations without it keep their keys."""
     steps = {step.label: step for step in build_dag(toy, toy_dag)}
@@ -206,6 +230,21 @@ def test_what_is_trained_on_moves_pretraining_and_no_tokens(toy):
     config = RunConfig.model_validate({**toy.model_dump(), "ingest": replies})
     pretrain = next(step for step in build_dag(config, toy_dag) if step.label == "pretrain")
     assert pretrain.section["train_on"] == {"synth": "replies"}
+
+
+def test_another_reward_moves_the_key_of_its_stage_with_its_version_and_the_default_is_in_none(toy, monkeypatch):
+    monkeypatch.setitem(REWARDS.plug_ins, "brief", PlugIn("rewards", "brief", "math:fsum", "a test"))
+    monkeypatch.setattr(PlugIn, "digest", "one")
+    sections = json.dumps([step.section for step in build_dag(toy, toy_dag)])
+    assert "reward" not in sections
+    brief = toy.reason.model_copy(update={"reward": "brief"}).model_dump()
+    assert changed(toy, reason=brief) == LABELS[LABELS.index("reason") :]
+    config = RunConfig.model_validate({**toy.model_dump(), "reason": brief})
+    before = keys(config)
+    monkeypatch.setattr(PlugIn, "digest", "two")
+    assert [label for label in LABELS if keys(config)[label] != before[label]] == LABELS[LABELS.index("reason") :]
+    with pytest.raises(ValidationError, match="no reward 'short'; there are verifiable, brief"):
+        RunConfig.model_validate({**toy.model_dump(), "reason": brief | {"reward": "short"}})
 
 
 def test_a_change_of_reason_moves_reason_and_what_follows(toy):

@@ -16,7 +16,8 @@ from nautile.configs.base import TaskConfig
 from nautile.configs.training import ProblemsConfig, WeightedSource
 from nautile.data.screening.contamination import ContaminationIndex, HeldOutQuestion
 from nautile.data.sources.reasoning_gym import problem_split, problems
-from nautile.evals.benchmarks.catalogue import BENCHMARKS, items_of
+from nautile.evals.benchmarks.catalogue import items_of
+from nautile.evals.benchmarks.registry import BENCHMARKS
 from nautile.rl.problems import ProblemOrder, ProblemScreen, load, load_guard
 from tests.rl.conftest import SUMS, policy
 from tests.support.servers.fake_hub import FakeHub

@@ -7,7 +7,8 @@ import pytest
 from nautile.common.errors import ConfigError
 from nautile.configs.training import ProblemsConfig, ProblemSource, WeightedSource
 from nautile.data.chat_template import ParsedReply
-from nautile.evals.benchmarks.catalogue import BENCHMARKS, items_of
+from nautile.evals.benchmarks.catalogue import items_of
+from nautile.evals.benchmarks.registry import BENCHMARKS
 from nautile.rl.problems import TRAINING_SETS, ProblemScreen, load, training_problems
 from nautile.rl.rewards import verifiable
 from tests.evals.conftest import records

@@ -214,6 +214,19 @@ def test_the_few_right_traces_of_a_hard_problem_weigh_most():
     assert levels == {0.0: (0.0, 0), 0.25: (0.75, 1), 0.75: (0.25, 3), 1.0: (0.0, 0)}
 
 
+def test_another_reward_decides_the_advantages_and_the_solve_rate_stays_the_graders():
+    replies = [ParsedReply("", answer, True, True) for answer in ("2", "3", "2")]
+    rollouts = [
+        Rollout([1], np.arange(length), np.zeros(length), False, reply, "") for length, reply in enumerate(replies, 1)
+    ]
+    group = Group(0, Problem("file", 0, "1 + 1?", "2", ""), rollouts)
+    samples = self_distillation._score_rows(group, lambda problem, reply: None if reply.length == 3 else -reply.length)
+    assert [sample["reward"] for sample in samples] == [-1, -2, None]
+    assert [sample["advantage"] for sample in samples] == [0.5, -0.5, None]
+    assert [sample["parts"]["correct"] for sample in samples] == [1, 0, 1]
+    assert {sample["solve_rate"] for sample in samples} == {2 / 3}
+
+
 @pytest.mark.parametrize(
     ("rewards", "rate", "advantages"),
     [([None, 1.0, 0.0, 1.0], 2 / 3, [None, 1 / 3, -2 / 3, 1 / 3]), ([None] * 4, None, [None] * 4)],
@@ -223,7 +236,8 @@ def test_a_completion_that_could_not_be_graded_is_in_no_rate_and_no_trace(monkey
     monkeypatch.setattr(self_distillation, "verifiable", lambda problem, reply: left.pop(0))
     reply = ParsedReply("", "2", True, True)
     rollouts = [Rollout([1], np.array([2, 3]), np.zeros(2), False, reply, "2") for _ in rewards]
-    samples = self_distillation._score_rows(Group(0, Problem("file", 0, "1 + 1?", "2", ""), rollouts))
+    group = Group(0, Problem("file", 0, "1 + 1?", "2", ""), rollouts)
+    samples = self_distillation._score_rows(group, self_distillation.verifiable)
     assert [sample["advantage"] for sample in samples] == pytest.approx(advantages)
     assert {sample["solve_rate"] for sample in samples} == {rate}
     traces = self_distillation._traces_of(samples)

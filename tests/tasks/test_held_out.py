@@ -14,6 +14,7 @@ from nautile.tasks.engine.job import Job
 from nautile.tasks.evaluate import held_out, screened_for
 from tests.support.samples.stage_store import published
 
+GENERATED = [entry.name for entry in STAND_INS if entry.build]
 ROWS = [
     {"question": f"Ann has {n} pens and buys {n} more at the shop. How many?", "answer": f"{n} + {n}\n#### {2 * n}"}
     for n in range(30)
@@ -58,9 +59,9 @@ def test_records_that_are_left_out_are_said_because_their_questions_may_be_train
 
 @pytest.mark.slow
 def test_stand_ins_give_what_is_asked_without_our_prompt(tmp_path):
-    result, facts = gathered(tmp_path, *({"name": name, "items": 4} for name in STAND_INS))
-    assert facts["benchmarks"] == dict.fromkeys(sorted(STAND_INS), 4)
-    assert len(facts["stand_ins"]) == len(STAND_INS)
+    result, facts = gathered(tmp_path, *({"name": name, "items": 4} for name in GENERATED))
+    assert facts["benchmarks"] == dict.fromkeys(sorted(GENERATED), 4)
+    assert len(facts["stand_ins"]) == len(GENERATED)
     assert {q.benchmark for q in result if q.whole} == {"gsm_symbolic", "instructions"}
     trivia = items_for(BenchmarkChoice(name="wiki_trivia", items=4), 3)["wiki_trivia"]
     asked = {question.example: question.text for question in result if question.benchmark == "wiki_trivia"}

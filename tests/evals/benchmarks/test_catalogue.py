@@ -7,23 +7,24 @@ import pytest
 
 from nautile.common.errors import ConfigError
 from nautile.configs.evaluation import BenchmarkChoice
-from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES, PINNED, choose, items_of, shuffled
+from nautile.evals.benchmarks.catalogue import PAPER, PINNED, choose, items_of, shuffled
 from nautile.evals.benchmarks.loading import check_benchmark, items_for
 from nautile.evals.running.runner import evaluate
 from nautile.evals.scoring.intervals import wilson
 from nautile.evals.scoring.scores import score
 from nautile.evals.tables import paper_figures as paper
+from tests.support.servers.benchmark_hub import PUBLIC
 
 
 @pytest.fixture(scope="module")
 def items(served_records):
-    return {name: items_of(item, served_records[name], seed=3) for name, item in BENCHMARKS.items()}
+    return {name: items_of(item, served_records[name], seed=3) for name, item in PUBLIC.items()}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", PUBLIC)
 def test_the_records_come_from_the_hub_as_they_are(items, served_records, hub_records, name):
-    made = items_of(BENCHMARKS[name], hub_records(name, len(served_records[name])), seed=3)
+    made = items_of(PUBLIC[name], hub_records(name, len(served_records[name])), seed=3)
     assert items[name] == made
 
 
@@ -62,27 +63,26 @@ def test_a_quota_is_waited_for(hub, tmp_path):
     assert repository.met["throttled"] == 1
 
 
-@pytest.mark.parametrize("hub", sorted({entry.hub for entry in BENCHMARKS.values()}))
-def test_every_repository_is_pinned_to_a_commit(hub):
-    assert re.fullmatch(r"[0-9a-f]{40}", PINNED[hub])
-    assert set(PINNED) == {item.hub for item in BENCHMARKS.values()}
+def test_every_repository_is_pinned_to_a_commit():
+    assert all(re.fullmatch(r"[0-9a-f]{40}", entry.commit) for entry in PUBLIC.values())
+    assert set(PINNED) == {entry.hub for entry in PUBLIC.values()}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", PUBLIC)
 def test_an_oracle_scores_everything(items, model, oracle, tmp_path, name):
     result = score(name, evaluate(model(items[name], oracle), items[name], tmp_path / "rows.jsonl"))
     assert (result["n"], result["accuracy"], result["accuracy_lenient"]) == (len(items[name]), 1.0, 1.0)
     assert (result["no_answer"], result["many_answers"], result["unfinished"]) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", PUBLIC)
 def test_an_empty_answer_scores_nothing_and_is_counted(items, model, tmp_path, name):
     result = score(name, evaluate(model(items[name], lambda item: ""), items[name], tmp_path / "rows.jsonl"))
     assert (result["correct"], result["correct_lenient"], result["no_answer"]) == (0, 0, len(items[name]))
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", PUBLIC)
 def test_unfinished_thinking_scores_nothing_and_is_counted(items, model, tmp_path, name):
     result = score(name, evaluate(model(items[name], lambda item: None), items[name], tmp_path / "rows.jsonl"))
     assert (result["correct"], result["unfinished"]) == (0, len(items[name]))
@@ -90,25 +90,25 @@ def test_unfinished_thinking_scores_nothing_and_is_counted(items, model, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["constant", "random"])
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", PUBLIC)
 def test_guessing_scores_chance(items, model, tmp_path, name, kind):
     rng = random.Random(1)
     guess = {"constant": lambda item: "B", "random": lambda item: rng.choice(item.letters or "0123456789")}[kind]
     result = score(name, evaluate(model(items[name], guess), items[name], tmp_path / "rows.jsonl"))
     low, high = wilson(result["correct"], result["n"], z=3.3)
-    if BENCHMARKS[name].chance:
-        assert result["chance"] == pytest.approx(BENCHMARKS[name].chance)
-        assert low <= BENCHMARKS[name].chance <= high
+    if PUBLIC[name].chance:
+        assert result["chance"] == pytest.approx(PUBLIC[name].chance)
+        assert low <= PUBLIC[name].chance <= high
     else:
         assert result["chance"] == 0
         # A digit may be a small sum's answer, and a letter keeps some instructions: little more than nothing.
         assert result["accuracy"] < 0.05 or name == "ifeval"
 
 
-@pytest.mark.parametrize("name", [name for name, item in BENCHMARKS.items() if item.kind == "choice"])
+@pytest.mark.parametrize("name", [name for name, item in PUBLIC.items() if item.kind == "choice"])
 def test_options_are_shuffled_by_seed_and_the_key_follows(hub_records, name):
     rows = hub_records(name, 40)
-    results, same, other = (items_of(BENCHMARKS[name], rows, seed) for seed in (1, 1, 2))
+    results, same, other = (items_of(PUBLIC[name], rows, seed) for seed in (1, 1, 2))
     assert results == same
     assert results != other
     for a, b in zip(results, other, strict=True):
@@ -166,9 +166,9 @@ WRONG = [
 def test_a_record_that_does_not_fit_is_refused_by_name(hub_records, name, field, value, message):
     rows = hub_records(name, 3)
     rows[2] = {**rows[2], field: value}
-    where = f"{name}: record 2 of {BENCHMARKS[name].hub} {BENCHMARKS[name].split}"
+    where = f"{name}: record 2 of {PUBLIC[name].hub} {PUBLIC[name].split}"
     with pytest.raises(ConfigError, match=re.escape(where) + ".*" + re.escape(message)):
-        items_of(BENCHMARKS[name], rows, seed=0)
+        items_of(PUBLIC[name], rows, seed=0)
 
 
 def test_a_share_of_bad_records_is_left_out_counted_and_named(hub_records, tmp_path):
@@ -215,7 +215,7 @@ def test_records_come_from_a_csv_as_texts(hub_records, tmp_path):
         writer.writeheader()
         writer.writerows(rows)
     loaded = items_for(BenchmarkChoice(name="gpqa_diamond", path=str(path)), 1)["gpqa_diamond"]
-    assert loaded == items_of(BENCHMARKS["gpqa_diamond"], rows, 1)
+    assert loaded == items_of(PUBLIC["gpqa_diamond"], rows, 1)
 
 
 def test_records_come_from_a_file_too(hub_records, tmp_path):
@@ -250,7 +250,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content, message):
 
 
 def test_the_papers_table_is_whole_and_its_averages_are_its_own():
-    assert set(paper.TABLE_2) == (set(BENCHMARKS) - set(COMPOSITES["arc"])) | set(COMPOSITES)
+    parts = {part for entry in PAPER for part in entry.parts}
+    assert list(paper.TABLE_2) == [entry.name for entry in PAPER if entry.name not in parts]
     assert len(paper.TABLE_2) == 11
     for model, average in paper.TABLE_2_AVERAGE.items():
         assert sum(row[model] for row in paper.TABLE_2.values()) / 11 == pytest.approx(average, abs=0.051)

@@ -14,8 +14,9 @@ import pytest
 from huggingface_hub.errors import HfHubHTTPError, XetDownloadError
 
 from nautile.common.errors import ConfigError, Retryable
-from nautile.evals.benchmarks.catalogue import BENCHMARKS, items_of
+from nautile.evals.benchmarks.catalogue import items_of
 from nautile.evals.benchmarks.loading import read_hub
+from nautile.evals.benchmarks.registry import BENCHMARKS
 from tests.support.servers.fake_hub import FakeHub
 
 REVISION = "0123456789" * 4

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import nautile.evals
-from nautile.evals.benchmarks.catalogue import BENCHMARKS
-from nautile.evals.benchmarks.stand_ins import HELD_OUT, STAND_INS
+from nautile.evals.benchmarks.registry import BENCHMARKS
+from nautile.evals.benchmarks.stand_ins import HELD_OUT
 from nautile.evals.benchmarks.versions import GRADERS, versions
 
 KNOWN = Path(__file__).with_name("sources.json")
@@ -55,13 +55,13 @@ def test_a_benchmark_has_the_versions_of_its_parser_and_of_its_graders():
 
 
 def test_every_answer_kind_has_a_grader_with_a_version():
-    used = {kind for kinds in versions([*BENCHMARKS, *STAND_INS]).values() for kind in kinds}
+    used = {kind for kinds in versions(BENCHMARKS).values() for kind in kinds}
     assert used == {"questions", *GRADERS}
 
 
 @pytest.mark.parametrize("name", ["wiki_choice", "wiki_trivia", "instructions"])
 def test_a_stand_in_declares_the_kinds_of_its_answers(name):
-    assert {item.kind for item in STAND_INS[name].build(0, 3)} == set(STAND_INS[name].kinds)
+    assert {item.kind for item in BENCHMARKS[name].build(0, 3)} == {BENCHMARKS[name].kind}
 
 
 if __name__ == "__main__":

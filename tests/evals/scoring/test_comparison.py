@@ -5,9 +5,9 @@ import math
 import pytest
 
 from nautile.common.errors import ConfigError
-from nautile.evals.benchmarks.catalogue import BENCHMARKS
 from nautile.evals.scoring.comparison import compare, comparison_table
 from nautile.evals.scoring.intervals import paired_bootstrap
+from tests.support.servers.benchmark_hub import PUBLIC
 
 
 def row(benchmark, index, right, **fields):
@@ -79,7 +79,7 @@ def test_only_the_same_question_with_the_same_prompt_is_compared():
 
 def test_composites_and_the_average_are_paired_too():
     def everything(right):
-        return [entry for name in BENCHMARKS for entry in rows(name, right)]
+        return [entry for name in PUBLIC for entry in rows(name, right)]
 
     result = compare(everything([1, 0] * 20), everything([1, 1] * 10 + [1, 0] * 10))
     assert set(result["means"]) == {"arc", "average"}

@@ -1,9 +1,10 @@
 import pytest
 
-from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
+from nautile.evals.benchmarks.registry import composites
 from nautile.evals.scoring.scores import composite, marked_title, score, summarise
 from nautile.evals.tables import paper_figures as paper
 from nautile.evals.tables.results import counts_table
+from tests.support.servers.benchmark_hub import PUBLIC
 
 
 def rows(name, right, wrong, **fields):
@@ -25,7 +26,7 @@ def rows(name, right, wrong, **fields):
 
 
 def everything(right, wrong):
-    return [row for name in BENCHMARKS for row in rows(name, right, wrong)]
+    return [row for name in PUBLIC for row in rows(name, right, wrong)]
 
 
 def test_a_score_says_of_how_many_questions_training_text_was_not_screened():
@@ -46,7 +47,7 @@ def test_a_score_says_of_how_many_questions_training_text_was_not_screened():
     assert composite("arc", parts)["not_screened"] == "training text was not screened for 2 of its 4 questions"
     everything_but_one = [line | {"screened": line["benchmark"] != "piqa"} for line in everything(1, 1)]
     average = summarise(everything_but_one, "m", {})["average"]
-    assert average["not_screened"] == f"training text was not screened for 2 of its {2 * len(BENCHMARKS)} questions"
+    assert average["not_screened"] == f"training text was not screened for 2 of its {2 * len(PUBLIC)} questions"
 
 
 def test_a_score_counts_and_bounds():
@@ -136,7 +137,7 @@ def test_the_average_is_of_all_eleven_rows_with_arc_as_one():
     half = everything(1, 1)
     easier = [row for row in half if row["benchmark"] != "arc_easy"] + rows("arc_easy", 2, 0)
     scores = summarise(easier, "m", {})
-    assert set(scores["composites"]) == set(COMPOSITES)
+    assert set(scores["composites"]) == set(composites())
     assert scores["average"]["accuracy"] == pytest.approx((10 * 0.5 + 0.75) / 11)
     low, high = scores["average"]["interval"]
     assert low < scores["average"]["accuracy"] < high

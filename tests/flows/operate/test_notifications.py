@@ -10,7 +10,7 @@ import pytest
 
 from nautile.common.processes import free_port
 from nautile.configs.schema import RunConfig
-from nautile.evals.scoring.scores import title_of
+from nautile.evals.benchmarks.registry import title_of
 from nautile.flows.operate import notifications
 from nautile.flows.operate.notifications import OWN_BUDGETS, finished_text, message, notifying, post_webhook
 from nautile.flows.pipeline import StageFailed

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pyarrow
 import pyarrow.parquet
 
-from nautile.evals.benchmarks.catalogue import BENCHMARKS
+from nautile.evals.benchmarks.catalogue import PAPER
 from tests.support.servers.fake_hub import ACCEPTED, FakeHub
 from tests.support.servers.http_server import FakeServer, Request, Response
 
@@ -22,18 +22,20 @@ from tests.support.servers.http_server import FakeServer, Request, Response
 READER = """
 import json, sys
 from nautile.common.errors import ConfigError, Retryable
-from nautile.evals.benchmarks.catalogue import BENCHMARKS
+from nautile.evals.benchmarks.catalogue import PINNED
 from nautile.evals.benchmarks.loading import read_hub
+from nautile.evals.benchmarks.registry import BENCHMARKS
 results = {}
 for name, fields in json.loads(sys.argv[1]).items():
     from dataclasses import replace
     benchmark = replace(BENCHMARKS[fields.pop("benchmark", name)], **fields)
     try:
-        results[name] = list(read_hub(benchmark, benchmark.pinned))
+        results[name] = list(read_hub(benchmark, PINNED[benchmark.hub]))
     except (ConfigError, Retryable) as error:
         results[name] = f"{type(error).__name__}: {error}"
 json.dump(results, sys.stdout)
 """
+PUBLIC = {entry.name: entry for entry in PAPER if entry.hub}  # the benchmarks that have a repository
 SHARD = "{split}-00000-of-00001.parquet"  # as `push_to_hub` names it
 THREE = ("train", "validation", "test")
 
@@ -76,7 +78,7 @@ class BenchmarkHub(FakeServer):
 
     def __init__(self, folder: Path, records: Callable[[str], list[dict]]) -> None:
         self.repositories: dict[str, FakeHub] = {}
-        for benchmark in BENCHMARKS.values():
+        for benchmark in PUBLIC.values():
             layout, repository = LAYOUTS[benchmark.hub], folder / benchmark.hub.replace("/", "--")
             rows = records(benchmark.name)
             for subset in (benchmark.subset, *layout.more_subsets):
@@ -87,10 +89,10 @@ class BenchmarkHub(FakeServer):
                     _write(path, rows if reported else rows[:3], CLASSES.get(benchmark.hub, {}))
             if benchmark.hub not in self.repositories:
                 self.repositories[benchmark.hub] = FakeHub(
-                    repository, benchmark.hub, benchmark.pinned, gated=benchmark.gated
+                    repository, benchmark.hub, benchmark.commit, gated=benchmark.gated
                 )
         for hub, layout in LAYOUTS.items():
-            subsets = [benchmark.subset for benchmark in BENCHMARKS.values() if benchmark.hub == hub]
+            subsets = [benchmark.subset for benchmark in PUBLIC.values() if benchmark.hub == hub]
             if layout.card:
                 card = _card(layout, [*subsets, *layout.more_subsets])
                 (self.repositories[hub].folder / "README.md").write_text(card)
