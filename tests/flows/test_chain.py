@@ -152,6 +152,7 @@ def test_its_text_was_screened_for_what_it_is_asked(whole):
         assert {row["screened"] for row in rows if row["benchmark"] == "wiki_trivia"} == {True}
 
 
+@pytest.mark.heavy
 def test_in_a_browser_the_last_checkpoint_answers_as_the_command_does(whole, tmp_path):
     """What the pipeline has trained, exported as a page; with the model of `make run`: docs/export.md."""
     if not shutil.which("npm"):

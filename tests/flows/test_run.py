@@ -1,7 +1,6 @@
 """`nautile run` as processes: reuse, faults, signals, `kill -9`, and an operator's Prefect. Whole: test_chain.py."""
 
 import io
-import json
 import os
 import signal
 import subprocess
@@ -31,17 +30,11 @@ from nautile.tasks.engine.errors import StageCrash
 from tests.support.samples.stage_store import flip_byte
 from tests.support.servers.fake_webhook import FakeWebhook
 from tests.support.servers.prefect_calls import fetch
-from tests.support.stages.toy_cli import ROOT, environment
+from tests.support.stages.toy_cli import environment
 from tests.support.stages.toy_dag import TOY_DAG
 from tests.support.stages.toy_stages import TOY
 
 pytestmark = pytest.mark.slow
-
-EVALUATE = """
-import json, sys
-from nautile.flows.pipeline import pipeline
-print(json.dumps(pipeline(sys.argv[1], only="evaluate")))
-"""
 
 
 def until(condition, seconds=120.0):
@@ -95,25 +88,6 @@ def test_a_second_run_reuses_every_stage_and_is_seen_in_the_server_that_the_oper
     assert {run["state_type"] for run in runs} == {"COMPLETED"}
     assert not any(run["tags"] for run in runs)  # Prefect would ask for a limit of each before the task begins
     assert {"ingest:wikipedia", "evaluate:align", "report"} <= {run["name"] for run in runs}
-
-
-def test_the_flow_of_a_stage_reuses_what_is_there_and_runs_nothing_else(bench):
-    """As a deployment starts it: one flow for each stage."""
-    before = {a.id: a.execution for a in Store(bench.store).list()}
-    done = subprocess.run(
-        [sys.executable, "-c", EVALUATE, str(TOY)],
-        env=environment(bench.store, PREFECT_HOME=bench.home, **bench.server(), **TOY_DAG),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "nanobind" not in done.stderr
-    outputs = json.loads(done.stdout.splitlines()[-1])
-    assert set(outputs) == {f"evaluate:{stage}" for stage in ("pretrain", "align", "reason", "self_distill")}
-    assert {kinds["evaluation"] for kinds in outputs.values()} == {id_ for id_ in before if "evaluation" in id_}
-    assert {a.id: a.execution for a in Store(bench.store).list()} == before
 
 
 def test_a_flipped_byte_is_refused_by_name_and_the_offered_rerun_mends_it_keeping_the_old(bench):
@@ -201,24 +175,6 @@ def test_kill_9_leaves_no_process_and_the_next_run_goes_on(bench, tmp_path, toy,
     assert {a.id for a in Store(store).list()} < {a.id for a in Store(bench.store).list()}
 
 
-def test_a_run_killed_with_all_its_processes_is_crashed_in_prefect_with_its_task(bench, tmp_path):
-    store, fault = tmp_path / "store", {"NAUTILE_TOY_FAULT": f"held_out:wait={tmp_path}"}
-    run = bench.start("run", str(TOY), store=store, **fault)
-    until(lambda: (tmp_path / "reached").exists() and (tmp_path / "reached").read_text())
-    (run_id,) = Store(store).begun_runs()
-    assert Store(store).lost_runs() == []
-    run.kill()
-    run.communicate()
-    until(lambda: Store(store).lost_runs())
-    rows = json.loads(bench.run("reconcile", "--json", store=store).stdout)
-    assert [row["what"] for row in rows] == ["stage", "Prefect run", "Prefect task run"]
-    flow_run, (task,) = read_run(bench.url, run_id)
-    assert flow_run["state"]["type"] == "CRASHED"
-    assert (task["name"], task["state"]["name"]) == ("held_out", "Crashed")
-    assert Store(store).begun_runs() == []
-    assert list(reconcile.reconcile(Store(store))) == []
-
-
 def test_a_run_waits_says_so_and_goes_on_when_it_is_approved_with_the_login(bench, tmp_path, monkeypatch):
     config, store = tmp_path / "asks.toml", Store(tmp_path / "store")
     operation = '[operation]\nnotify = "HOOK"\n[operation.held_out]\napprove = true\n'
@@ -284,22 +240,6 @@ def test_only_dead_runs_of_this_store_are_touched(bench, tmp_path):
     }
     assert len(results) == 2
     assert set(store.begun_runs()) == {str(runs[name].id) for name in ("waiting", "restarting")}
-
-
-def test_a_planted_key_is_in_no_file_no_parameter_and_no_line(bench):
-    """What the environment of every run here holds: a key, and the login of the server."""
-    fault = {"NAUTILE_TOY_FAULT": "distill:crash", "PREFECT_LOGGING_LEVEL": "DEBUG"}
-    failed = bench.run("run", str(TOY), "--only", "distill", "--force", **fault)
-    assert failed.returncode == 1
-    secrets = (bench.key, bench.login)
-    assert not any(secret in failed.stdout + failed.stderr for secret in secrets)
-    written = {path: path.read_bytes() for path in bench.folder.rglob("*") if path.is_file()}
-    assert any(b"TOY_KEY" in content for path, content in written.items() if path.name == "manifest.json")
-    assert not [path for path, content in written.items() if any(secret.encode() in content for secret in secrets)]
-    for what in ("flow_runs", "task_runs", "artifacts", "logs"):
-        shown = json.dumps(fetch(f"{bench.url}/{what}/filter", {}))
-        assert len(shown) > 10
-        assert not any(secret in shown for secret in secrets)
 
 
 def read_run(url: str, run_id: str) -> tuple[dict, list[dict]]:

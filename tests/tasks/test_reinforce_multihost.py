@@ -71,7 +71,7 @@ def member(number):
     return None
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.timeout(1200)
 def test_two_processes_of_which_one_is_killed_do_what_one_does(start, tmp_path, monkeypatch):
     store, made, asked = Store(tmp_path / "store"), {}, {}

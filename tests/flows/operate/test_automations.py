@@ -102,7 +102,7 @@ def fired(url: str) -> list[str]:
     return [label["prefect.resource.id"].removeprefix("prefect.flow-run.") for label in labels]
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_run_may_wait_for_days_in_every_state_without_a_process(prefect_home, tmp_path):
     """Their time is over before that of the silent run is, so that they would have fired with it."""
     home = tmp_path / "home"
@@ -150,7 +150,7 @@ def test_the_heartbeat_of_a_short_run_is_sent_before_its_end(prefect_url):
     assert until(lambda: run in [event["resource"]["prefect.resource.id"] for event in events(prefect_url, beats)])
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_server_that_was_away_calls_no_run_crashed_when_it_is_back(prefect_home, tmp_path):
     home, port = tmp_path / "home", free_port()
     shutil.copytree(prefect_home, home)

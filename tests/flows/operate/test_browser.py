@@ -28,7 +28,7 @@ from tests.support.stages.toy_cli import environment_of_operator
 from tests.support.stages.toy_dag import TOY_DAG
 from tests.support.stages.toy_stages import TOY
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.heavy
 STAGE = "ingest"  # waits in the first run, to be cancelled there
 ROW_LENGTH = 32  # of every run here: the store has the toy chain of another one, and with it no text of theirs
 REJECTED = {

@@ -166,6 +166,7 @@ def test_a_slot_that_no_lease_holds_is_free_again_after_reconcile(name, prefect_
     assert active(prefect_url, name) == 0
 
 
+@pytest.mark.heavy
 def test_a_step_keeps_its_slot_over_a_server_that_is_killed_and_frees_it_after_its_own_end(prefect_home, tmp_path):
     """Twice: within the lease, and after the server has given the slot back because nobody renewed it."""
     home = tmp_path / "home"
@@ -197,6 +198,7 @@ def test_a_step_keeps_its_slot_over_a_server_that_is_killed_and_frees_it_after_i
         server.wait(60)
 
 
+@pytest.mark.heavy
 def test_a_killed_steps_slot_is_free_within_a_minute(name, prefect_url):
     """Its lease is not renewed: the server gives the slot back, also if it was restarted in between."""
     code = (

@@ -22,7 +22,7 @@ from tests.support.stages.toy_cli import environment_of_operator
 from tests.support.stages.toy_dag import TOY_DAG
 from tests.support.stages.toy_stages import TOY
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 SETTINGS = '[schedule]\ncron = "* * * * *"\n'
 

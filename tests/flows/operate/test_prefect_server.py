@@ -100,7 +100,7 @@ def test_the_server_of_a_run_listens_on_loopback_whatever_address_the_operators_
     assert [environment["PREFECT_SERVER_API_HOST"] for environment in environments] == ["127.0.0.1"]
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_run_brings_its_server_along_whatever_folders_and_proxies_there_are(made, prefect_home, tmp_path):
     """The folders have the names of our packages; the proxies do not answer."""
     store, cwd = tmp_path / "store", tmp_path / "work"

@@ -27,7 +27,7 @@ from tests.support.stages.stage_parent import is_alive, wait_for
 from tests.support.stages.stage_pieces import joined, pieces, runs, section
 from tests.support.stages.stage_psum import psum
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first also starts the cluster
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]  # the first also starts the cluster
 
 
 def tpu_host(worker_id):
