@@ -109,8 +109,9 @@ def test_a_flipped_byte_is_refused_by_name_and_the_offered_rerun_mends_it_keepin
     assert store.get(f"{artifact.id}.1").execution == artifact.execution
 
 
-def test_a_stage_refused_for_bad_input_is_accounted_for(bench):
-    fault = {"NAUTILE_TOY_FAULT": "align:config"}
+def test_a_stage_refused_for_bad_input_is_accounted_for_and_no_secret_is_shown(bench):
+    """Secrets: what the environment of every run here holds, a key and the login of the server."""
+    fault = {"NAUTILE_TOY_FAULT": "align:config", "PREFECT_LOGGING_LEVEL": "DEBUG"}
     done = bench.run("run", str(TOY), "--from", "align", "--until", "align", "--force", **fault)
     assert done.returncode == 2
     assert "stage align failed: align.steps: three is a crowd" in done.stderr
@@ -119,6 +120,12 @@ def test_a_stage_refused_for_bad_input_is_accounted_for(bench):
     assert "align: failed" in done.stdout
     (account,) = (bench.store / "logs" / "failures").glob("align-*.md")
     assert f"nautile run {TOY} --from align --until align --force" in account.read_text()
+    secrets = (bench.key, bench.login)
+    written = {path: path.read_bytes() for path in bench.folder.rglob("*") if path.is_file()}
+    assert any(b"TOY_KEY" in content for path, content in written.items() if path.name == "manifest.json")
+    assert not [path for path, content in written.items() if any(secret.encode() in content for secret in secrets)]
+    shown = [json.dumps(fetch(f"{bench.url}/{what}/filter", {})) for what in ("flow_runs", "artifacts", "logs")]
+    assert not any(secret in text for text in (done.stdout, done.stderr, *shown) for secret in secrets)
 
 
 @pytest.mark.parametrize(
@@ -140,12 +147,12 @@ def test_the_account_of_a_crash_has_the_reason_the_last_lines_and_the_resume_com
     assert lines[4] == "Finished work is kept. Continue with: nautile run my.toml --until report"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopping_a_run_ends_its_processes_and_says_how_to_go_on(bench, tmp_path, number):
+def test_stopping_a_run_ends_its_processes_and_says_how_to_go_on(bench, tmp_path):
+    """As a supervisor does; Ctrl-C: test_side_by_side.py."""
     run = bench.start("run", str(TOY), "--only", "pretrain", "--force", NAUTILE_TOY_FAULT=f"pretrain:wait={tmp_path}")
     until(lambda: (tmp_path / "reached").exists() and (tmp_path / "reached").read_text())
     others = [int((tmp_path / "reached").read_text()), *children_of(run.pid)]
-    os.kill(run.pid, number)
+    os.kill(run.pid, signal.SIGTERM)
     out, err = run.communicate(timeout=240)
     assert run.returncode == 130
     assert "stopped in pretrain" in err

@@ -21,7 +21,7 @@ from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog, CatalogBusy, query_files
 from nautile.store.events import EventWriter
 from nautile.store.schema import SCHEMA, TABLES
-from tests.support.samples.stage_store import filled, flip_byte, key_of, manifest_of, published
+from tests.support.samples.stage_store import filled, key_of, manifest_of, published
 
 NAMES = [table.name for table in TABLES]
 ROOT = Path(__file__).parents[2]
@@ -503,12 +503,6 @@ def test_only_a_process_that_asks_for_it_has_no_report_of_leaks_and_it_keeps_sta
     assert "nanobind: leaked" in imported, "the binding reports no leaks any more: remove what hides them"
 
 
-def test_a_store_that_cannot_be_written_has_no_catalog(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        Catalog(Store(tmp_path / "file")).ingest()
-
-
 def test_lineage_reaches_shards_and_calls(store, catalog):
     def emit_calls(execution, purpose, times):
         emit = writer(store, f"calls-{execution}", execution)
@@ -581,15 +575,6 @@ def test_lineage_shows_the_live_artifact_where_the_version_that_was_read_is_remo
     assert [row["id"] for row in catalog.lineage(checkpoint.id)] == [checkpoint.id, f"{tokens.id}.1"]
     store.discard(store.get(f"{tokens.id}.1").path)
     assert [row["id"] for row in catalog.lineage(checkpoint.id)] == [checkpoint.id, tokens.id]
-
-
-def test_a_damaged_manifest_has_no_row(store, catalog):
-    fill(store)
-    artifact = store.list("tokens")[0]
-    catalog.ingest()
-    flip_byte(artifact.path / "manifest.json", 60)
-    catalog.ingest()
-    assert catalog.query("SELECT count(*) AS n FROM artifacts WHERE kind = 'tokens'") == [{"n": 0}]
 
 
 @pytest.mark.parametrize("between", [True, False])

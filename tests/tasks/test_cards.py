@@ -1,7 +1,6 @@
 """The cards of models and documents over a toy chain: facts of the records alone, text as text, the Hub's schema."""
 
 import json
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -83,15 +82,6 @@ def test_what_was_read_of_each_source_is_shown_and_what_is_not_known_is_said(fac
     ]
     page = words(model_card({**facts, "read": read}, PUBLICATION))
     assert "| synth | 1,000 | replies | 89% | not known | not known | not known |" in page
-
-
-def test_the_front_matter_has_the_accuracies_with_their_intervals(facts):
-    page = model_card(facts, replace(PUBLICATION, dataset="me/texts"))
-    assert "license: apache-2.0\n" in page
-    assert "library_name: nautile\n" in page
-    assert "- me/texts\n" in page
-    assert "name: Held-out problems (stand-in)" in page
-    assert re.search(r"value: 35\.0\n.*\n *args:\n *interval_95:\n *- 20\.0\n *- 50\.0\n *questions: 20\n", page)
 
 
 def test_a_score_that_training_text_was_not_screened_for_is_labelled_in_the_card_and_its_front_matter(facts):

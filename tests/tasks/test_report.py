@@ -20,7 +20,6 @@ from nautile.tasks.reporting.render import (
     Pipeline,
     ReportSection,
     Samples,
-    TableFigure,
     TimeChart,
     html_page,
     markdown,
@@ -145,12 +144,6 @@ def test_every_input_is_in_the_lineage_with_what_it_read(made, data):
         "checkpoint": outputs["align"]["checkpoint"],
         "questions": outputs["held_out"]["questions"],
     }
-
-
-def test_stand_ins_are_named(data):
-    notes = {note["note"] for note in data["stand_ins"]}
-    assert "wikipedia stands in for the web" in notes
-    assert "SmolLM2-135M-Instruct stands in for a large model" in notes
 
 
 def test_a_score_that_training_text_was_not_screened_for_is_labelled_wherever_it_stands(data):
@@ -378,12 +371,6 @@ def test_every_figure_is_the_same_bytes_and_escapes_its_texts(figure):
     assert "<b>" not in first
     if figure.__class__ is BarChart and not figure.bin_width:
         assert "$1$" in texts, "a dollar sign starts no mathematics"
-
-
-def test_a_finished_figure_stays_as_it_is():
-    assert svg(TableFigure("<svg/>")) == "<svg/>"
-    with pytest.raises(TypeError, match="Paragraph is not a figure"):
-        svg(Paragraph("x"))
 
 
 def test_long_curves_are_averaged_not_sampled():

@@ -147,17 +147,6 @@ def test_the_budget_of_evaluations_is_that_of_each_model(store, monkeypatch):
     assert list(budgets(chosen_run("r1"))) == [("evaluate:small", 0.6, 1.0), ("evaluate:large", 0.7, 1.0)]
 
 
-def test_a_plan_and_a_run_that_has_just_begun_do_not_take_over_the_page(store, monkeypatch):
-    planned(store, ["ingest", "pretrain"], state="done")
-    attempted(store, "ingest", "done")
-    attempted(store, "plan", "failed", run="plan-c12fdf13", error="no chips")
-    planned(store, ["ingest"], run="r2")
-    shown = overview(store, monkeypatch)
-    assert shown.selectbox(key="run").value == "r1"
-    assert shown.query_params["run"] == "r1"
-    assert shown.expander[0].label == "Estimates and single uses (1)"
-
-
 def test_the_table_of_runs_has_changes_scores_settings_and_notes(store, monkeypatch):
     """Scores of runs are compared after the same stage; a path that is no setting gives an empty column."""
     for run, accuracy, seconds in (("r1", {"pretrain": 0.25, "align": 0.5}, 0), ("r2", {"pretrain": 0.125}, 1)):

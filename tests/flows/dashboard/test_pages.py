@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 from nautile.common.errors import ConfigError
 from nautile.common.processes import free_port
 from nautile.evals.tables.results import MISSING, ResultTable
-from nautile.flows.dashboard import figures, queries, samples
+from nautile.flows.dashboard import queries, samples
 from nautile.flows.dashboard.artifacts import graph
 from nautile.flows.dashboard.command import arguments
 from nautile.flows.dashboard.curves import Display, Line, chart, last_values
@@ -105,14 +105,6 @@ def test_the_horizontal_axis_is_steps_tokens_or_time_and_a_point_links_to_its_st
         assert points["x"]["axis"]["title"].startswith(title)
         assert points["href"]["field"] == "link"
         assert drawn.table["link"].iloc[-1] == "rollouts?run=r1&step=9"
-
-
-@pytest.mark.parametrize("runs", [2, 13])
-def test_the_legend_takes_no_height_from_the_curves(runs):
-    rows = [row for index in range(runs) for row in curve_of("reward", 3, f"e{index}")]
-    lines = {f"e{index}": Line(f"run {index}", f"r{index}", "align") for index in range(runs)}
-    height = chart(rows, lines).spec["height"]
-    assert height - figures.LEGEND_ROW * runs >= 300  # a row of the legend for each run
 
 
 def test_the_table_above_charts_has_the_last_value_of_each_run_and_its_range():
@@ -253,17 +245,6 @@ def test_a_card_shows_text_literally_with_its_verdict_and_equal_answers_once():
         assert text in html
     assert html.count("cut off at the limit") == 1
     assert '<span class="token" title="special token">im_end</span>' in html
-
-
-def test_a_run_is_listed_stage_by_stage(made):
-    store, outputs = made
-    catalog = Catalog(store)
-    catalog.ingest()
-    run = catalog.query(RUNS, [queries.MOST_RUNS])[0]
-    stages = catalog.query(STEPS, [run["run"]])
-    assert {row["label"] for row in stages} == set(outputs)
-    assert run["stages"] == len(outputs)
-    assert all(row["state"] in ("done", "reused") for row in stages)
 
 
 def test_a_run_older_than_the_listed_ones_keeps_its_page_and_the_list_says_so(store):
