@@ -1,6 +1,7 @@
 """`nautile run` as processes: reuse, faults, signals, `kill -9`, and an operator's Prefect. Whole: test_chain.py."""
 
 import io
+import json
 import os
 import signal
 import subprocess
