@@ -186,39 +186,30 @@ def test_any_event_becomes_a_row_or_is_skipped(tmp_path_factory, data):
 STRANGE = "\ud800"  # half of a surrogate pair, which JSON can spell and no database stores
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        *({name: STRANGE} for name in ("id", "execution", "stage", "kind")),
-        *({name: ["a"]} for name in ("id", "execution", "stage", "kind")),
-        {"time": 10**30},
-        {"time": 10**23},  # a year beyond 2^31
-    ],
-    ids=str,
-)
-def test_a_strange_event_of_another_machine_harms_no_other(store, catalog, part):
+def test_a_strange_event_of_another_machine_harms_no_other(store, catalog):
     event = {"id": "a", "kind": "metric", "execution": "e1", "stage": "toy", "time": 1, "fields": {"value": 1.0}}
-    lines = [json.dumps(line) for line in (event | part, event | {"id": "good"})]
+    names = ("id", "execution", "stage", "kind")
+    parts = [{name: value} for name in names for value in (STRANGE, ["a"])]
+    parts += [{"time": 10**30}, {"time": 10**23}]  # the second is of a year beyond 2^31
+    lines = [json.dumps(line) for part in parts for line in (event | part, event | {"id": f"good {part}"})]
     (store.root / "events" / "pulled.jsonl").write_text("\n".join(lines) + "\n")
     catalog.ingest()
-    assert {"id": "good"} in catalog.query("SELECT id FROM metrics")
+    good = {row["id"] for row in catalog.query("SELECT id FROM metrics")}
+    assert good >= {f"good {part}" for part in parts}
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
+def test_a_manifest_that_the_catalog_cannot_hold_is_refused(store, catalog):
+    parts = [
         *({name: STRANGE} for name in ("stage", "label", "commit", "host", "run")),
         {"inputs": {STRANGE: f"tokens/{key_of('y')}"}, "input_executions": {STRANGE: "e"}},
         {"inputs": {"web": f"tokens/{key_of('y')}"}, "input_executions": {"web": STRANGE}},
         {"version": 2**31},
         {"files": {name: {"bytes": 2**62, "sha256": key_of(name)} for name in "ab"}},
         {"created": "0001-01-01T00:00:00+14:00"},
-    ],
-    ids=str,
-)
-def test_a_manifest_that_the_catalog_cannot_hold_is_refused(store, catalog, part):
-    manifest = manifest_of(**part)
-    filled(store.root / "artifacts" / "tokens" / manifest["key"], {"manifest.json": json.dumps(manifest)})
+    ]
+    for number, part in enumerate(parts):
+        manifest = manifest_of(key=key_of(f"bad {number}"), **part)
+        filled(store.root / "artifacts" / "tokens" / manifest["key"], {"manifest.json": json.dumps(manifest)})
     published(store, "tokens", "good")
     catalog.ingest()
     assert catalog.query("SELECT key FROM artifacts") == [{"key": key_of("good")}]
