@@ -31,19 +31,12 @@ from nautile.tasks.engine.errors import StageCrash
 from tests.support.samples.stage_store import flip_byte
 from tests.support.servers.fake_webhook import FakeWebhook
 from tests.support.servers.prefect_calls import fetch
+from tests.support.stages.stage_parent import wait_for
 from tests.support.stages.toy_cli import environment
 from tests.support.stages.toy_dag import TOY_DAG
 from tests.support.stages.toy_stages import TOY
 
 pytestmark = pytest.mark.slow
-
-
-def until(condition, seconds=120.0):
-    """Wait for `condition()` to be true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)
 
 
 def gone(pid: int) -> bool:
@@ -68,7 +61,7 @@ def test_a_second_run_reuses_every_stage_and_is_seen_in_the_server_that_the_oper
 
     (newest,) = fetch(f"{bench.url}/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
     # The server records what tasks report in batches, so the last ones may come after the end of the run.
-    until(lambda: sum(run["state_type"] == "COMPLETED" for run in read_run(bench.url, newest["id"])[1]) >= 14)
+    wait_for(lambda: sum(run["state_type"] == "COMPLETED" for run in read_run(bench.url, newest["id"])[1]) >= 14)
     flow_run, runs = read_run(bench.url, newest["id"])
     assert (flow_run["name"], flow_run["state_type"]) == ("toy", "COMPLETED")
     parameters = flow_run["parameters"]
@@ -152,7 +145,7 @@ def test_the_account_of_a_crash_has_the_reason_the_last_lines_and_the_resume_com
 def test_stopping_a_run_ends_its_processes_and_says_how_to_go_on(bench, tmp_path):
     """As a supervisor does; Ctrl-C: test_side_by_side.py."""
     run = bench.start("run", str(TOY), "--only", "pretrain", "--force", NAUTILE_TOY_FAULT=f"pretrain:wait={tmp_path}")
-    until(lambda: (tmp_path / "reached").exists() and (tmp_path / "reached").read_text())
+    wait_for(lambda: (tmp_path / "reached").exists() and (tmp_path / "reached").read_text())
     others = [int((tmp_path / "reached").read_text()), *children_of(run.pid)]
     os.kill(run.pid, signal.SIGTERM)
     out, err = run.communicate(timeout=240)
@@ -161,19 +154,19 @@ def test_stopping_a_run_ends_its_processes_and_says_how_to_go_on(bench, tmp_path
     assert f"Continue with: nautile run {TOY} --only pretrain --force" in err
     assert "Traceback" not in out + err
     assert "nanobind" not in err
-    until(lambda: all(gone(pid) for pid in others))
+    wait_for(lambda: all(gone(pid) for pid in others))
 
 
 def test_kill_9_leaves_no_process_and_the_next_run_goes_on(bench, tmp_path, toy, toy_stages):
     store, fault = tmp_path / "store", {"NAUTILE_TOY_FAULT": f"index:wait={tmp_path}"}
     run = bench.start("run", str(TOY), store=store, PREFECT_API_URL="", **fault)
-    until(lambda: (tmp_path / "reached").exists() and (tmp_path / "reached").read_text())
+    wait_for(lambda: (tmp_path / "reached").exists() and (tmp_path / "reached").read_text())
     children = children_of(run.pid)
     assert int((tmp_path / "reached").read_text()) in children
     assert len(children) == 2  # the stage, and the Prefect server that the run brought along
     run.kill()
     run.communicate(timeout=240)
-    until(lambda: all(gone(pid) for pid in children))
+    wait_for(lambda: all(gone(pid) for pid in children))
     states = {row["label"]: row["state"] for row in inspect.status(Store(store), toy)}
     assert (states["ingest:synth"], states["index"], states["distill"]) == ("made", "interrupted", "not made")
 
@@ -191,7 +184,7 @@ def test_a_run_waits_says_so_and_goes_on_when_it_is_approved_with_the_login(benc
     with FakeWebhook(503, 204) as webhook:
         run = bench.start("run", str(config), "--only", "held_out", store=store.root, HOOK=webhook.secret_url)
         try:
-            until(lambda: run.poll() is not None or questions.waiting(store))
+            wait_for(lambda: run.poll() is not None or questions.waiting(store))
             (note,) = questions.waiting(store)
             assert note["label"] == "held_out"
             state = fetch(f"{bench.url}/flow_runs/{note['run']}")["state"]

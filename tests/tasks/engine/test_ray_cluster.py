@@ -190,7 +190,7 @@ def test_a_lost_node_ends_the_attempt_and_the_next_one_runs_on_other_hosts(store
 
     thread = threading.Thread(target=fail)
     thread.start()
-    wait_for(lambda: list((store.root / "staging").glob("*/scratch/tried-1")), 240)  # two hosts start JAX
+    wait_for(lambda: list((store.root / "staging").glob("*/scratch/tried-1")), seconds=240)  # two hosts start JAX
     members = members_of(store.root)
     raylets = {rank: process.parents()[1] for rank, process in members.items()}
     assert all("raylet" in raylet.name() for raylet in raylets.values())
