@@ -1,6 +1,7 @@
 """The cards of models and documents over a toy chain: facts of the records alone, text as text, the Hub's schema."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -62,8 +63,11 @@ def test_the_facts_come_from_the_lineage_of_the_checkpoint(facts, made):
 
 
 def test_the_card_shows_results_with_intervals_cost_stand_ins_and_commit(facts):
-    page = model_card(facts, PUBLICATION)
+    page = model_card(facts, replace(PUBLICATION, dataset="me/texts"))
     assert card_errors(page, "model") == []
+    assert "license: apache-2.0\n" in page
+    assert "- me/texts\n" in page
+    assert re.search(r"value: 35\.0\n.*\n *args:\n *interval_95:\n *- 20\.0\n *- 50\.0\n *questions: 20\n", page)
     text = words(page)
     assert "35.00 [20.00, 50.00]" in text
     assert "Table 2. Benchmarks" in text

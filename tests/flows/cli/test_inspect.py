@@ -110,6 +110,8 @@ def test_verify_names_damage_in_files_and_manifests(copy, made):
     _, outputs = made
     flip_byte(copy.get(outputs["distill"]["documents"]).path / "documents.jsonl")
     flip_byte(copy.get(outputs["align"]["rollouts"]).path / "manifest.json")
+    documents = outputs["distill"]["documents"]
+    assert inspect.show(copy, documents)["damaged"] == ["documents.jsonl (its digest differs)"]
     result = inspect.verify(copy, None)
     assert result["artifacts"] == 21
     assert result["damaged"] == {
