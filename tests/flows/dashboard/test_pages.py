@@ -25,7 +25,7 @@ from nautile.store.events import EventWriter
 from nautile.store.views import LINEAGE_WITH_CALLS
 from nautile.tasks.engine.attempt_log import write_row
 from nautile.tasks.reinforce import reason
-from tests.support.pages.parts import cells
+from tests.support.pages.parts import cells, shown_page
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
 
@@ -294,37 +294,18 @@ def test_thinking_is_split_from_the_answer(text, parts):
     assert split_thinking(text) == parts
 
 
-def _draw(page: str) -> None:
-    """Draw one page as app.py does. Runs inside Streamlit."""
-    from nautile.flows.dashboard import shared
-    from nautile.flows.dashboard.pages import PAGES
-
-    PAGES[page].draw(shared.chosen_run(shared.choose_run(shared.run_titles())))
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_every_page_is_drawn(made, page, monkeypatch):
-    store, _ = made
-    Catalog(store).ingest()
-    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
-    shown = AppTest.from_function(_draw, kwargs={"page": page}, default_timeout=240).run()
-    assert not shown.exception
-    assert shown.title
+    assert shown_page(made[0], page, monkeypatch).title
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_an_empty_store_shows_captions(tmp_path, page, monkeypatch):
-    monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "none"))
-    shown = AppTest.from_function(_draw, kwargs={"page": page}, default_timeout=240).run()
-    assert not shown.exception
-    assert shown.caption
+    assert shown_page(Store(tmp_path / "none"), page, monkeypatch).caption
 
 
 def test_a_reinforcement_shows_the_charts_of_the_questions_that_are_picked(made, monkeypatch):
-    store, _ = made
-    Catalog(store).ingest()
-    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
-    shown = AppTest.from_function(_draw, kwargs={"page": "reinforcement"}, default_timeout=240).run()
+    shown = shown_page(made[0], "reinforcement", monkeypatch)
     assert [heading.value for heading in shown.subheader] == ["Does it learn?"]
     few = len(shown.get("vega_lite_chart"))
     (questions,) = shown.pills
@@ -336,10 +317,7 @@ def test_a_reinforcement_shows_the_charts_of_the_questions_that_are_picked(made,
 
 
 def test_the_records_of_a_published_file_are_shown(made, monkeypatch):
-    store, _ = made
-    Catalog(store).ingest()
-    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
-    shown = AppTest.from_function(_draw, kwargs={"page": "distillation"}, default_timeout=240).run()
+    shown = shown_page(made[0], "distillation", monkeypatch)
     (choice,) = (box for box in shown.selectbox if box.label == "Set")
     shown = choice.select(next(option for option in choice.options if option.startswith("file "))).run()
     assert not shown.exception
