@@ -24,7 +24,7 @@ for name in [name for name in ("good", "crash", "hang", "last") if name not in d
 """
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_kernels_training_and_reinforcement_at_tiny_shapes(tmp_path):
     file = tmp_path / "results.json"
     command = [sys.executable, BENCH, "--small", "--minutes", "60", "--row-seconds", "1200", "--out", file]
