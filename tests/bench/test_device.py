@@ -24,7 +24,7 @@ for name in [name for name in ("good", "crash", "hang", "last") if name not in d
 """
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_kernels_training_and_reinforcement_at_tiny_shapes(tmp_path):
     file = tmp_path / "results.json"
     command = [sys.executable, BENCH, "--small", "--minutes", "60", "--row-seconds", "1200", "--out", file]
@@ -35,7 +35,7 @@ def test_kernels_training_and_reinforcement_at_tiny_shapes(tmp_path):
     rows = {row["row"]: row for row in results["rows"]}
     assert not results["skipped"]
     assert not {name: row["error"] for name, row in rows.items() if "error" in row}
-    assert all(row["gradient_error"] < 2e-6 for name, row in rows.items() if "kernels: float32" in name)
+    assert all(row["gradient_error"] < 1e-5 for name, row in rows.items() if "kernels: float32" in name)
     assert all(row["gradient_error"] < 1e-2 for name, row in rows.items() if "kernels: bfloat16" in name)
     assert all(row["falls"] for name, row in rows.items() if name.startswith("train"))
 

@@ -19,7 +19,7 @@ from nautile.tasks.engine.attempt import run_stage
 from tests.support.samples.exemplar_index import index_exemplars
 from tests.support.servers.fake_openai import FakeOpenAI
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.heavy
 SHIPPED = load("nautile_370m")
 ENDPOINTS = {name: endpoint for name, endpoint in SHIPPED.endpoints.items() if name in SHIPPED.distill.endpoints}
 PROMPTS = 60

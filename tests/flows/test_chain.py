@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from nautile.evals.running.rows import read_rows
 from nautile.flows.cli import inspect
+from nautile.flows.operate import reconcile
 from nautile.model.exports.web.folder import export_web
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
@@ -152,6 +154,7 @@ def test_its_text_was_screened_for_what_it_is_asked(whole):
         assert {row["screened"] for row in rows if row["benchmark"] == "wiki_trivia"} == {True}
 
 
+@pytest.mark.heavy
 def test_in_a_browser_the_last_checkpoint_answers_as_the_command_does(whole, tmp_path):
     """What the pipeline has trained, exported as a page; with the model of `make run`: docs/export.md."""
     if not shutil.which("npm"):
@@ -183,6 +186,9 @@ def test_killed_it_resumes_to_the_same_bytes_and_does_nothing_else_again(
     assert process.poll() is None, process.communicate()
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
+    with temporary_settings({PREFECT_API_URL: prefect_url}):
+        settled = {result.what for result in reconcile.reconcile(store)}
+    assert settled >= {"stage", "Prefect run", "Prefect task run"}
     done(run(store=store.root, cwd=tmp_path, **server))
     assert digests(store) == digests(whole)
     assert inspect.verify(store, None)["damaged"] == {}

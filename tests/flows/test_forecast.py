@@ -8,7 +8,7 @@ from rich.console import Console
 
 from nautile.configs.load import load
 from nautile.flows.dag import build_dag, pipeline_steps
-from nautile.flows.forecast import asks_paid_endpoints, forecast_calls, forecast_lines
+from nautile.flows.forecast import forecast_calls, forecast_lines
 from nautile.flows.run import print_forecast
 from nautile.flows.selection import PreparedRun, Selection
 from nautile.store.events import EventWriter
@@ -66,13 +66,6 @@ def test_measured_lengths_give_the_cost_and_its_spread(steps, store):
     text = "\n".join(forecast_lines(forecast_calls(steps, store)))
     assert "$103.80 ($48.44 to $159.16) by 11 measured replies" in text
     assert text.endswith("by 11 measured replies, others as long as they may be"), "not all of the sum is measured"
-
-
-def test_a_run_that_pays_for_nothing_says_nothing(store):
-    local = pipeline_steps(load("local"))
-    assert forecast_calls(local, store)
-    assert forecast_lines(forecast_calls(local, store)) == []
-    assert not any(map(asks_paid_endpoints, local))
 
 
 def test_a_run_prints_it_before_the_first_call(store):

@@ -8,7 +8,6 @@ import pytest
 from nautile.common.errors import ConfigError
 from nautile.common.files import write_json
 from nautile.flows import logs
-from nautile.flows.cli.watch import state_changes
 from nautile.flows.logs import choose, follow, last_lines, run_logs
 from nautile.store.artifacts import Store
 from nautile.store.manifest import host
@@ -120,13 +119,6 @@ def test_a_log_is_followed_through_its_move_into_the_store_and_shown_safely(stor
     assert not reader.is_alive()
     assert "".join(output) == "begun\n�[31mred é\n"
     assert log.path(store) == store.root / "logs" / "pretrain-made-pretrain.txt"
-
-
-def test_only_changed_states_are_listed():
-    before = [{"label": "a", "state": "made"}, {"label": "b", "state": "running"}]
-    after = [{"label": "a", "state": "made"}, {"label": "b", "state": "failed"}, {"label": "c", "state": "not made"}]
-    assert state_changes(before, after) == ["b: failed", "c: not made"]
-    assert state_changes(after, after) == []
 
 
 def test_a_stage_that_is_tried_again_is_followed_on(store, monkeypatch):

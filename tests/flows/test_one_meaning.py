@@ -4,7 +4,6 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from nautile.common.files import read_json
 from nautile.common.text import duration
@@ -15,6 +14,7 @@ from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
 from nautile.tasks.report import opening
 from nautile.tasks.reporting.data import Input, collect
 from nautile.tasks.reporting.render import Paragraph
+from tests.support.pages.parts import shown_page
 from tests.support.samples.stage_store import key_of, published
 
 BEGUN = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -62,14 +62,6 @@ def inputs(store, made):
     return [Input(label, artifact) for label, artifact in made_here.items()]
 
 
-def _draw() -> None:
-    """Draw the page as app.py does. Runs inside Streamlit."""
-    from nautile.flows.dashboard import shared
-    from nautile.flows.dashboard.pages import PAGES
-
-    PAGES["overview"].draw(shared.chosen_run(shared.choose_run(shared.run_titles())))
-
-
 def test_one_run_has_one_time_and_one_gain_everywhere(store, inputs, command_line, monkeypatch):
     monkeypatch.setenv("NAUTILE_STORE", str(store.root))
     (listed,) = json.loads(command_line("runs", "--json")[1])
@@ -78,8 +70,7 @@ def test_one_run_has_one_time_and_one_gain_everywhere(store, inputs, command_lin
     assert (listed["seconds"], listed["score"]) == (shown["seconds"], shown["score"]) == (90 * 60.0, gain)
     assert "+25.0 points over pretrain" in command_line("status", "twice")[1]
 
-    page = AppTest.from_function(_draw, default_timeout=240).run()
-    assert not page.exception
+    page = shown_page(store, "overview", monkeypatch)
     figures = {metric.label: (metric.value, metric.delta) for metric in page.metric}
     assert figures["time"][0] == duration(90 * 60.0)
     assert figures["score, after align"] == ("50.0 %", "+25.0 points over pretrain")

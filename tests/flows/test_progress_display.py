@@ -59,11 +59,6 @@ def test_a_progress_line_now_and_then(report, out, clock):
     assert lines[1] == "pretrain: running (15/100 steps, 1 steps/s, 1 min 25 s left)"
 
 
-def test_a_reused_stage_is_one_word(report, out):
-    report("reused", outputs={"checkpoint": "checkpoint/0123"})
-    assert text(out) == ["pretrain: reused"]
-
-
 def test_what_was_waited_for_is_no_part_of_a_stage_that_is_reused_after_it(report, out):
     report("running")
     report("retrying", note="trying again at 14:05:10", error="no answer", reason="no answer", attempt=1)
@@ -88,11 +83,6 @@ def test_failure_retry_and_second_attempt(report, out, clock):
 def test_stages_that_are_not_shown_are_passed_over(report, out):
     report("running", label="evaluate:align")
     assert text(out) == []
-
-
-def test_text_of_stages_is_no_markup(report, out):
-    report("failed", reason="[bold]no[/bold] such [/thing]")
-    assert text(out) == ["pretrain: failed ([bold]no[/bold] such [/thing])"]
 
 
 def test_the_kind_of_display_follows_the_console(run_progress):

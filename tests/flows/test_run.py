@@ -31,25 +31,12 @@ from nautile.tasks.engine.errors import StageCrash
 from tests.support.samples.stage_store import flip_byte
 from tests.support.servers.fake_webhook import FakeWebhook
 from tests.support.servers.prefect_calls import fetch
-from tests.support.stages.toy_cli import ROOT, environment
+from tests.support.stages.stage_parent import wait_for
+from tests.support.stages.toy_cli import environment
 from tests.support.stages.toy_dag import TOY_DAG
 from tests.support.stages.toy_stages import TOY
 
 pytestmark = pytest.mark.slow
-
-EVALUATE = """
-import json, sys
-from nautile.flows.pipeline import pipeline
-print(json.dumps(pipeline(sys.argv[1], only="evaluate")))
-"""
-
-
-def until(condition, seconds=120.0):
-    """Wait for `condition()` to be true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)
 
 
 def gone(pid: int) -> bool:
@@ -74,7 +61,7 @@ def test_a_second_run_reuses_every_stage_and_is_seen_in_the_server_that_the_oper
 
     (newest,) = fetch(f"{bench.url}/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
     # The server records what tasks report in batches, so the last ones may come after the end of the run.
-    until(lambda: sum(run["state_type"] == "COMPLETED" for run in read_run(bench.url, newest["id"])[1]) >= 14)
+    wait_for(lambda: sum(run["state_type"] == "COMPLETED" for run in read_run(bench.url, newest["id"])[1]) >= 14)
     flow_run, runs = read_run(bench.url, newest["id"])
     assert (flow_run["name"], flow_run["state_type"]) == ("toy", "COMPLETED")
     parameters = flow_run["parameters"]
@@ -97,25 +84,6 @@ def test_a_second_run_reuses_every_stage_and_is_seen_in_the_server_that_the_oper
     assert {"ingest:wikipedia", "evaluate:align", "report"} <= {run["name"] for run in runs}
 
 
-def test_the_flow_of_a_stage_reuses_what_is_there_and_runs_nothing_else(bench):
-    """As a deployment starts it: one flow for each stage."""
-    before = {a.id: a.execution for a in Store(bench.store).list()}
-    done = subprocess.run(
-        [sys.executable, "-c", EVALUATE, str(TOY)],
-        env=environment(bench.store, PREFECT_HOME=bench.home, **bench.server(), **TOY_DAG),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "nanobind" not in done.stderr
-    outputs = json.loads(done.stdout.splitlines()[-1])
-    assert set(outputs) == {f"evaluate:{stage}" for stage in ("pretrain", "align", "reason", "self_distill")}
-    assert {kinds["evaluation"] for kinds in outputs.values()} == {id_ for id_ in before if "evaluation" in id_}
-    assert {a.id: a.execution for a in Store(bench.store).list()} == before
-
-
 def test_a_flipped_byte_is_refused_by_name_and_the_offered_rerun_mends_it_keeping_the_old(bench):
     store = Store(bench.store)
     before = {a.id: a.execution for a in store.list()}
@@ -135,8 +103,9 @@ def test_a_flipped_byte_is_refused_by_name_and_the_offered_rerun_mends_it_keepin
     assert store.get(f"{artifact.id}.1").execution == artifact.execution
 
 
-def test_a_stage_refused_for_bad_input_is_accounted_for(bench):
-    fault = {"NAUTILE_TOY_FAULT": "align:config"}
+def test_a_stage_refused_for_bad_input_is_accounted_for_and_no_secret_is_shown(bench):
+    """Secrets: what the environment of every run here holds, a key and the login of the server."""
+    fault = {"NAUTILE_TOY_FAULT": "align:config", "PREFECT_LOGGING_LEVEL": "DEBUG"}
     done = bench.run("run", str(TOY), "--from", "align", "--until", "align", "--force", **fault)
     assert done.returncode == 2
     assert "stage align failed: align.steps: three is a crowd" in done.stderr
@@ -145,6 +114,13 @@ def test_a_stage_refused_for_bad_input_is_accounted_for(bench):
     assert "align: failed" in done.stdout
     (account,) = (bench.store / "logs" / "failures").glob("align-*.md")
     assert f"nautile run {TOY} --from align --until align --force" in account.read_text()
+    secrets = (bench.key, bench.login)
+    written = {path: path.read_bytes() for path in bench.folder.rglob("*") if path.is_file()}
+    assert any(b"TOY_KEY" in content for path, content in written.items() if path.name == "manifest.json")
+    assert not [path for path, content in written.items() if any(secret.encode() in content for secret in secrets)]
+    shown = [json.dumps(fetch(f"{bench.url}/{what}/filter", {})) for what in ("flow_runs", "artifacts", "logs")]
+    printed = "".join((done.stdout, done.stderr, *shown))
+    assert not [secret for secret in secrets if secret in printed]
 
 
 @pytest.mark.parametrize(
@@ -166,31 +142,31 @@ def test_the_account_of_a_crash_has_the_reason_the_last_lines_and_the_resume_com
     assert lines[4] == "Finished work is kept. Continue with: nautile run my.toml --until report"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopping_a_run_ends_its_processes_and_says_how_to_go_on(bench, tmp_path, number):
+def test_stopping_a_run_ends_its_processes_and_says_how_to_go_on(bench, tmp_path):
+    """As a supervisor does; Ctrl-C: test_side_by_side.py."""
     run = bench.start("run", str(TOY), "--only", "pretrain", "--force", NAUTILE_TOY_FAULT=f"pretrain:wait={tmp_path}")
-    until(lambda: (tmp_path / "reached").exists() and (tmp_path / "reached").read_text())
+    wait_for(lambda: (tmp_path / "reached").exists() and (tmp_path / "reached").read_text())
     others = [int((tmp_path / "reached").read_text()), *children_of(run.pid)]
-    os.kill(run.pid, number)
+    os.kill(run.pid, signal.SIGTERM)
     out, err = run.communicate(timeout=240)
     assert run.returncode == 130
     assert "stopped in pretrain" in err
     assert f"Continue with: nautile run {TOY} --only pretrain --force" in err
     assert "Traceback" not in out + err
     assert "nanobind" not in err
-    until(lambda: all(gone(pid) for pid in others))
+    wait_for(lambda: all(gone(pid) for pid in others))
 
 
 def test_kill_9_leaves_no_process_and_the_next_run_goes_on(bench, tmp_path, toy, toy_stages):
     store, fault = tmp_path / "store", {"NAUTILE_TOY_FAULT": f"index:wait={tmp_path}"}
     run = bench.start("run", str(TOY), store=store, PREFECT_API_URL="", **fault)
-    until(lambda: (tmp_path / "reached").exists() and (tmp_path / "reached").read_text())
+    wait_for(lambda: (tmp_path / "reached").exists() and (tmp_path / "reached").read_text())
     children = children_of(run.pid)
     assert int((tmp_path / "reached").read_text()) in children
     assert len(children) == 2  # the stage, and the Prefect server that the run brought along
     run.kill()
     run.communicate(timeout=240)
-    until(lambda: all(gone(pid) for pid in children))
+    wait_for(lambda: all(gone(pid) for pid in children))
     states = {row["label"]: row["state"] for row in inspect.status(Store(store), toy)}
     assert (states["ingest:synth"], states["index"], states["distill"]) == ("made", "interrupted", "not made")
 
@@ -201,24 +177,6 @@ def test_kill_9_leaves_no_process_and_the_next_run_goes_on(bench, tmp_path, toy,
     assert {a.id for a in Store(store).list()} < {a.id for a in Store(bench.store).list()}
 
 
-def test_a_run_killed_with_all_its_processes_is_crashed_in_prefect_with_its_task(bench, tmp_path):
-    store, fault = tmp_path / "store", {"NAUTILE_TOY_FAULT": f"held_out:wait={tmp_path}"}
-    run = bench.start("run", str(TOY), store=store, **fault)
-    until(lambda: (tmp_path / "reached").exists() and (tmp_path / "reached").read_text())
-    (run_id,) = Store(store).begun_runs()
-    assert Store(store).lost_runs() == []
-    run.kill()
-    run.communicate()
-    until(lambda: Store(store).lost_runs())
-    rows = json.loads(bench.run("reconcile", "--json", store=store).stdout)
-    assert [row["what"] for row in rows] == ["stage", "Prefect run", "Prefect task run"]
-    flow_run, (task,) = read_run(bench.url, run_id)
-    assert flow_run["state"]["type"] == "CRASHED"
-    assert (task["name"], task["state"]["name"]) == ("held_out", "Crashed")
-    assert Store(store).begun_runs() == []
-    assert list(reconcile.reconcile(Store(store))) == []
-
-
 def test_a_run_waits_says_so_and_goes_on_when_it_is_approved_with_the_login(bench, tmp_path, monkeypatch):
     config, store = tmp_path / "asks.toml", Store(tmp_path / "store")
     operation = '[operation]\nnotify = "HOOK"\n[operation.held_out]\napprove = true\n'
@@ -226,7 +184,7 @@ def test_a_run_waits_says_so_and_goes_on_when_it_is_approved_with_the_login(benc
     with FakeWebhook(503, 204) as webhook:
         run = bench.start("run", str(config), "--only", "held_out", store=store.root, HOOK=webhook.secret_url)
         try:
-            until(lambda: run.poll() is not None or questions.waiting(store))
+            wait_for(lambda: run.poll() is not None or questions.waiting(store))
             (note,) = questions.waiting(store)
             assert note["label"] == "held_out"
             state = fetch(f"{bench.url}/flow_runs/{note['run']}")["state"]
@@ -284,22 +242,6 @@ def test_only_dead_runs_of_this_store_are_touched(bench, tmp_path):
     }
     assert len(results) == 2
     assert set(store.begun_runs()) == {str(runs[name].id) for name in ("waiting", "restarting")}
-
-
-def test_a_planted_key_is_in_no_file_no_parameter_and_no_line(bench):
-    """What the environment of every run here holds: a key, and the login of the server."""
-    fault = {"NAUTILE_TOY_FAULT": "distill:crash", "PREFECT_LOGGING_LEVEL": "DEBUG"}
-    failed = bench.run("run", str(TOY), "--only", "distill", "--force", **fault)
-    assert failed.returncode == 1
-    secrets = (bench.key, bench.login)
-    assert not any(secret in failed.stdout + failed.stderr for secret in secrets)
-    written = {path: path.read_bytes() for path in bench.folder.rglob("*") if path.is_file()}
-    assert any(b"TOY_KEY" in content for path, content in written.items() if path.name == "manifest.json")
-    assert not [path for path, content in written.items() if any(secret.encode() in content for secret in secrets)]
-    for what in ("flow_runs", "task_runs", "artifacts", "logs"):
-        shown = json.dumps(fetch(f"{bench.url}/{what}/filter", {}))
-        assert len(shown) > 10
-        assert not any(secret in shown for secret in secrets)
 
 
 def read_run(url: str, run_id: str) -> tuple[dict, list[dict]]:

@@ -17,7 +17,6 @@ from nautile.flows.run_state import (
     newest_with_content,
     questions_by_run,
     run_state,
-    time_left_text,
 )
 from nautile.flows.selection import Selection
 from nautile.store.catalog import Catalog
@@ -286,26 +285,6 @@ def lines_of(store):
     console = Console(file=io.StringIO(), width=120)
     console.print(run_view(step_rows(run)))
     return console.file.getvalue().splitlines()
-
-
-def test_the_table_of_a_run_names_a_step_that_takes_longer(at_work):
-    plan(at_work)
-    attempt(at_work, "ingest", "done", -60, 60.0, run="r0")
-    attempt(at_work, "ingest", "running", 0, started=(datetime.now(UTC) - timedelta(minutes=5)).isoformat())
-    assert any("longer than last time (1 min 0 s)" in line for line in lines_of(at_work))
-
-
-@pytest.mark.parametrize(
-    ("left", "text"),
-    [
-        ((90.0, 0), "about 1 min 30 s left"),
-        ((90.0, 1), "about 1 min 30 s left, and 1 step of unknown time"),
-        ((0.0, 14), "14 steps of unknown time left"),
-        ((0.0, 0), "about 0.0 s left"),
-    ],
-)
-def test_the_time_left_in_words(left, text):
-    assert time_left_text(*left) == text
 
 
 def test_a_retry_does_not_move_the_beginning_of_a_run_nor_its_place_as_the_last_one_started(store):

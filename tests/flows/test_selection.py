@@ -45,10 +45,6 @@ def test_what_is_picked(dag, options, picked):
     assert [e.label for e in dag if e.label in chosen] == picked
 
 
-def test_nothing_said_picks_all(dag):
-    assert choose(dag, Selection()) == {e.label for e in dag}
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -44,11 +44,6 @@ def test_the_server_refuses_a_field_before_it_makes_a_run(values, field):
     assert [list(error.absolute_path) for error in errors] == ([field] if field else [])
 
 
-def test_deployments_are_named_by_stage_and_configuration(toy):
-    names = [deployment.name for deployment in deployments(toy, str(TOY))]
-    assert names == [f"{stage}-toy" for stage in ("pipeline", *STAGES, "evaluation", "regression")]
-
-
 def test_the_deployment_of_a_stage_is_the_pipeline_with_that_stage_alone(toy):
     for deployment in deployments(toy, str(TOY))[1:-2]:
         stage = deployment.parameters["only"]

@@ -17,9 +17,7 @@ from nautile.flows.selection import Selection, prepare_run
 from nautile.store.artifacts import Store
 from nautile.tasks.pretrain import START
 from tests.support.stages.toy_chain import make_all
-from tests.support.stages.toy_cli import nautile
 from tests.support.stages.toy_dag import toy_dag
-from tests.support.stages.toy_stages import TOY
 
 PARTS = ("model", "tokenizer")
 
@@ -149,16 +147,6 @@ def test_status_and_a_run_show_it_and_the_lineage_has_it(toy, toy_stages, store,
     assert status_table(rows).columns[3]._cells[1].plain.endswith(f"(from {ids['pretrain'][:23]})")
     run = prepare_run(config, Selection(first="reason", last="reason"), store)
     assert [step.stored_inputs for step in run.steps] == [{"checkpoint": ids["pretrain"]}]
-
-
-@pytest.mark.slow
-def test_a_wrong_start_is_one_message_and_exit_code_2(store, tmp_path):
-    (tmp_path / "my.toml").write_text(f'extends = "{TOY}"\n[align]\nstart = "checkpoint/000"\n', encoding="utf-8")
-    for command in ("run", "status"):
-        done = nautile(command, "my.toml", store=store.root, cwd=tmp_path)
-        assert done.returncode == 2
-        assert done.stderr.startswith("align.start: no artifact 'checkpoint/000' in ")
-        assert "Traceback" not in done.stderr
 
 
 def test_a_snapshot_is_of_a_saved_step_with_the_inputs_of_the_pretraining(toy, toy_stages, store, monkeypatch):

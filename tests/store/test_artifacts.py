@@ -10,7 +10,6 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import read_json, write_json
 from nautile.store import artifacts
 from nautile.store.artifacts import Store
-from nautile.store.manifest import code_commit
 from nautile.store.mirror import open_store
 from tests.support.samples.stage_store import filled, flip_byte, key_of, published
 
@@ -68,11 +67,6 @@ def test_a_folder_with_nothing_but_copied_replies_is_a_new_store(tmp_path):
     assert open_store(tmp_path).list() == []
 
 
-def test_find_returns_none_for_an_unknown_key(store):
-    assert store.find("tokens", key_of("none")) is None
-    assert store.list() == []
-
-
 def test_get_takes_any_unambiguous_prefix(store):
     tokens = published(store, "tokens", "one")
     published(store, "exemplars", "one")
@@ -91,12 +85,6 @@ def test_get_takes_any_unambiguous_prefix(store):
     ):
         with pytest.raises(ConfigError, match=r"no artifact .* `nautile artifacts` lists"):
             store.get(unknown)
-
-
-def test_list_is_by_kind_and_oldest_first(store):
-    artifacts = [published(store, kind, word) for kind, word in (("tokens", "b"), ("report", "a"), ("tokens", "a"))]
-    assert store.list() == artifacts
-    assert store.list("tokens") == [artifacts[0], artifacts[2]]
 
 
 def test_a_second_publication_of_a_key_is_discarded(store):
@@ -268,12 +256,6 @@ def test_a_lock_excludes_others_until_it_is_released(store):
     waiter.join()
     other.release()
     assert not lock.held_elsewhere()
-
-
-def test_a_manifest_names_the_commit_of_the_code(store):
-    commit = code_commit()
-    assert commit is None or len(commit.removesuffix("-dirty")) == 40
-    assert published(store, "tokens", "one").manifest["commit"] == commit
 
 
 def test_files_that_a_library_made_for_its_owner_alone_have_the_mode_of_all_others(store):

@@ -21,7 +21,7 @@ from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog, CatalogBusy, query_files
 from nautile.store.events import EventWriter
 from nautile.store.schema import SCHEMA, TABLES
-from tests.support.samples.stage_store import filled, flip_byte, key_of, manifest_of, published
+from tests.support.samples.stage_store import filled, key_of, manifest_of, published
 
 NAMES = [table.name for table in TABLES]
 ROOT = Path(__file__).parents[2]
@@ -186,39 +186,30 @@ def test_any_event_becomes_a_row_or_is_skipped(tmp_path_factory, data):
 STRANGE = "\ud800"  # half of a surrogate pair, which JSON can spell and no database stores
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        *({name: STRANGE} for name in ("id", "execution", "stage", "kind")),
-        *({name: ["a"]} for name in ("id", "execution", "stage", "kind")),
-        {"time": 10**30},
-        {"time": 10**23},  # a year beyond 2^31
-    ],
-    ids=str,
-)
-def test_a_strange_event_of_another_machine_harms_no_other(store, catalog, part):
+def test_a_strange_event_of_another_machine_harms_no_other(store, catalog):
     event = {"id": "a", "kind": "metric", "execution": "e1", "stage": "toy", "time": 1, "fields": {"value": 1.0}}
-    lines = [json.dumps(line) for line in (event | part, event | {"id": "good"})]
+    names = ("id", "execution", "stage", "kind")
+    parts = [{name: value} for name in names for value in (STRANGE, ["a"])]
+    parts += [{"time": 10**30}, {"time": 10**23}]  # the second is of a year beyond 2^31
+    lines = [json.dumps(line) for part in parts for line in (event | part, event | {"id": f"good {part}"})]
     (store.root / "events" / "pulled.jsonl").write_text("\n".join(lines) + "\n")
     catalog.ingest()
-    assert {"id": "good"} in catalog.query("SELECT id FROM metrics")
+    good = {row["id"] for row in catalog.query("SELECT id FROM metrics")}
+    assert good >= {f"good {part}" for part in parts}
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
+def test_a_manifest_that_the_catalog_cannot_hold_is_refused(store, catalog):
+    parts = [
         *({name: STRANGE} for name in ("stage", "label", "commit", "host", "run")),
         {"inputs": {STRANGE: f"tokens/{key_of('y')}"}, "input_executions": {STRANGE: "e"}},
         {"inputs": {"web": f"tokens/{key_of('y')}"}, "input_executions": {"web": STRANGE}},
         {"version": 2**31},
         {"files": {name: {"bytes": 2**62, "sha256": key_of(name)} for name in "ab"}},
         {"created": "0001-01-01T00:00:00+14:00"},
-    ],
-    ids=str,
-)
-def test_a_manifest_that_the_catalog_cannot_hold_is_refused(store, catalog, part):
-    manifest = manifest_of(**part)
-    filled(store.root / "artifacts" / "tokens" / manifest["key"], {"manifest.json": json.dumps(manifest)})
+    ]
+    for number, part in enumerate(parts):
+        manifest = manifest_of(key=key_of(f"bad {number}"), **part)
+        filled(store.root / "artifacts" / "tokens" / manifest["key"], {"manifest.json": json.dumps(manifest)})
     published(store, "tokens", "good")
     catalog.ingest()
     assert catalog.query("SELECT key FROM artifacts") == [{"key": key_of("good")}]
@@ -503,12 +494,6 @@ def test_only_a_process_that_asks_for_it_has_no_report_of_leaks_and_it_keeps_sta
     assert "nanobind: leaked" in imported, "the binding reports no leaks any more: remove what hides them"
 
 
-def test_a_store_that_cannot_be_written_has_no_catalog(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        Catalog(Store(tmp_path / "file")).ingest()
-
-
 def test_lineage_reaches_shards_and_calls(store, catalog):
     def emit_calls(execution, purpose, times):
         emit = writer(store, f"calls-{execution}", execution)
@@ -581,15 +566,6 @@ def test_lineage_shows_the_live_artifact_where_the_version_that_was_read_is_remo
     assert [row["id"] for row in catalog.lineage(checkpoint.id)] == [checkpoint.id, f"{tokens.id}.1"]
     store.discard(store.get(f"{tokens.id}.1").path)
     assert [row["id"] for row in catalog.lineage(checkpoint.id)] == [checkpoint.id, tokens.id]
-
-
-def test_a_damaged_manifest_has_no_row(store, catalog):
-    fill(store)
-    artifact = store.list("tokens")[0]
-    catalog.ingest()
-    flip_byte(artifact.path / "manifest.json", 60)
-    catalog.ingest()
-    assert catalog.query("SELECT count(*) AS n FROM artifacts WHERE kind = 'tokens'") == [{"n": 0}]
 
 
 @pytest.mark.parametrize("between", [True, False])

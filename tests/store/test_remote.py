@@ -2,9 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +20,6 @@ from nautile.store.manifest import ABSENT, MIRRORED
 from nautile.store.mirror import open_store
 from tests.support.samples.stage_store import flip_byte, key_of, manifest_of, published
 from tests.support.servers.object_store import CuttingProxy
-from tests.support.stages.stage_crowd import ROOT
 
 
 @pytest.fixture
@@ -189,24 +185,6 @@ def test_hostile_names_at_the_remote_reach_no_file(pair, tmp_path, caplog):
     assert {name for name in kept if not name.startswith("locks/")} == {"remote.json", "store.json"}
     assert caplog.text.count("is damaged and not used") == 4
     assert caplog.text.count("is not an event file") == 2
-
-
-@pytest.mark.slow
-def test_an_upload_whose_process_was_killed_is_finished_by_the_next(pair):
-    a, b = pair
-    artifacts = [published(a, "tokens", f"t{i}", {f"{j}.bin": f"{i}{j}" * 20000 for j in range(12)}) for i in range(6)]
-    command = [sys.executable, "-m", "tests.support.servers.object_store", str(a.root)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    while process.poll() is None and len(objects(a)[2]) <= 20:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    b.refresh()
-    assert all(b.verify(artifact) == [] for artifact in b.list())
-    a.push_all()
-    b.refresh()
-    assert {artifact.id for artifact in b.list()} == {artifact.id for artifact in artifacts}
-    assert all(b.get(artifact.id).path and b.verify(b.get(artifact.id)) == [] for artifact in artifacts)
 
 
 @pytest.mark.slow

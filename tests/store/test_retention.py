@@ -39,12 +39,6 @@ def retired(store, **rules):
     return {item.artifact.manifest["config"]["word"] for item in garbage}
 
 
-def test_without_rules_no_live_artifact_is_removed(store, publish):
-    publish("old", days=1000)
-    assert retired(store) == set()
-    assert retired(store, kinds=("report",)) == set()
-
-
 def test_the_newest_of_each_label_stay_with_everything_they_were_made_from(store, publish):
     text = publish("text", "tokens", days=90, label="ingest")
     unused = publish("unused", "tokens", days=80, label="ingest")

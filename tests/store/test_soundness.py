@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nautile.common.files import read_json
 from nautile.store.catalog import Catalog
 from nautile.store.events import EventWriter, read_events
-from nautile.store.manifest import LARGEST_EVENT, describe_files, is_safe_name, nests_too_deep, read_manifest
+from nautile.store.manifest import LARGEST_EVENT, describe_files, is_safe_name, read_manifest
 from tests.support.samples.stage_store import filled, key_of, manifest_of, published
 
 FILE = {"bytes": 1, "sha256": key_of("x")}
@@ -132,9 +132,3 @@ def test_an_artifact_under_another_name_is_damaged(store):
 def test_a_file_name_that_readers_refuse_cannot_be_published(tmp_path):
     with pytest.raises(ValueError, match=r"cannot be called '\.absent'"):
         describe_files(filled(tmp_path, {".absent": ""}))
-
-
-def test_depth_is_counted_by_levels():
-    assert not nests_too_deep(json.loads(nested(3)), limit=3)
-    assert nests_too_deep(json.loads(nested(4)), limit=3)
-    assert not nests_too_deep({"a": [1, {"b": "["}]}, limit=3)

@@ -56,7 +56,7 @@ def compiled(caplog):
     jax.config.update("jax_log_compiles", level)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize("stage", SECTIONS)
 def test_a_stage_compiles_nothing_that_was_not_compiled_ahead(stage, compiled, tmp_path, monkeypatch):
     right = lambda problem, reply: float(len(reply.reasoning or "") % 2)  # noqa: E731  a random policy solves nothing

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from nautile.common.errors import ConfigError, Retryable
+from nautile.common.errors import ConfigError
 from nautile.common.retry import Backoff
 from nautile.configs.distill import IndexConfig
 from nautile.configs.load import load
@@ -15,9 +15,7 @@ from nautile.data.tokens.loader import Loader
 from nautile.tasks.distill import distill
 from nautile.tasks.engine.job import Job
 from tests.support.samples.exemplar_index import index_exemplars
-from tests.support.servers.fake_openai import FakeOpenAI, always, useful
-
-KEY = "sk-planted-fedcba9876543210"
+from tests.support.servers.fake_openai import FakeOpenAI, useful
 
 
 @pytest.fixture(autouse=True)
@@ -79,17 +77,6 @@ def test_documents_and_their_tokens(job, tmp_path):
     assert measured["tokens"] == tokens["tokens"]
     rows = Loader({"distilled": tmp_path / "a" / "staging" / "output" / "tokens"}, (), 4, 0, TokenizerConfig(ranks=400))
     assert rows.row_length == 128
-
-
-@pytest.mark.slow
-def test_an_outage_pauses_and_the_next_attempt_asks_only_what_is_missing(job, tmp_path):
-    with FakeOpenAI(faults=lambda arrival: "500" if arrival >= 9 else None) as server:
-        with pytest.raises(Retryable, match="has stopped answering"):
-            distill.work(job(server))
-        server.faults = always(None)
-        distill.work(job(server))
-        assert server.answered == 24
-    assert facts(tmp_path, "documents")["prompts"] == 24
 
 
 @pytest.mark.slow
@@ -161,58 +148,6 @@ def test_bad_input_is_refused_before_anything_is_sent(job, monkeypatch):
         with pytest.raises(ConfigError, match="no template 'x'"):
             distill.work(job(server, teachers=[{"endpoint": "t", "template": "x"}]))
         assert not server.bodies
-
-
-@pytest.mark.slow
-def test_a_key_is_written_nowhere(job, tmp_path, monkeypatch):
-    monkeypatch.setenv("FAKE_KEY", KEY)
-    events = []
-    with FakeOpenAI(
-        key=KEY, reply=lambda body: json.dumps({"reasoning": f"It is {KEY} here", "answer": KEY})
-    ) as server:
-        with pytest.raises(ConfigError, match="none of 24 documents was accepted"):
-            distill.work(job(server, events, endpoint={"key_variable": "FAKE_KEY"}))
-        assert len(server.bodies) == 24
-    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    assert KEY.encode() not in written + json.dumps(events).encode()
-    assert b"failed_leaked_key" in written, "a reply that repeats it is rejected, not altered"
-
-
-@pytest.mark.slow
-def test_a_prompt_is_paid_for_once_by_all_keys_and_executions(job, tmp_path, monkeypatch):
-    """Forced, in another run, with another concurrency, price, address, budget and limit, and after publication."""
-    monkeypatch.setattr("nautile.tasks.distill.write_card", lambda *arguments: {})  # the charts of seven cards
-    events, prices = [], {"dollars_per_million_in": 1.0, "dollars_per_million_out": 2.0}
-    with FakeOpenAI(per_million=(1.0, 2.0)) as server, FakeOpenAI() as moved:
-        distill.work(job(server, events, endpoint=prices))
-        first = facts(tmp_path, "documents")
-        assert first["dollars"] == pytest.approx(server.dollars)
-        shutil.rmtree(tmp_path / "a")  # published: its staging folder is gone
-        ways = (
-            {"execution": "forced"},
-            {"execution": "another key", "prompts": 20},
-            {"execution": "moved", "endpoint": {**prices, "url": moved.url, "concurrency": 2}},
-            {"execution": "dear", "endpoint": {"dollars_per_million_out": 9.0}, "budget_dollars": 1e-9},
-            {"execution": "strict", "max_rejected_share": 0.9, "chunk": 7},
-        )
-        for number, way in enumerate(ways):
-            again = []
-            distill.work(job(server, again, attempt=str(number), **way))
-            documents = facts(tmp_path, "documents", str(number))
-            assert documents["dollars"] == 0.0
-            assert not documents["budget_exhausted"]
-            assert documents["replies_reused"] == documents["prompts"] == way.get("prompts", 24)
-            assert all(event["cached"] and event["dollars"] == 0.0 for kind, event in again if kind == "call")
-            events += again
-        assert (server.answered, moved.answered) == (24, 0)
-        calls = [event for kind, event in events if kind == "call"]
-        assert sum(event["dollars"] for event in calls) == pytest.approx(server.dollars), "no cost is counted twice"
-        originals = {event["digest"]: event["dollars"] for event in calls if not event["cached"]}
-        assert len(originals) == 24
-        assert all(originals.values()), "the call that was paid for stays visible"
-        distill.work(job(server, attempt="b", execution="again", ask_again=True, endpoint=prices))
-        assert server.answered == 48, "only --ask-again pays again"
-        assert facts(tmp_path, "documents", "b")["replies_reused"] == 0
 
 
 SHIPPED = load("nautile_370m")

@@ -63,7 +63,7 @@ def test_a_distillation_is_paid_for_once(store, retrieval):
             assert server.answered == 2 * PROMPTS
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_two_hosts_with_two_configurations_that_start_together_pay_once(machine, tmp_path, monkeypatch):
     monkeypatch.setattr(attempt, "MIRROR_REPLIES_EVERY_S", 1.0)
     folder = index_exemplars(tmp_path)

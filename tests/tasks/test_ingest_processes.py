@@ -35,7 +35,7 @@ from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.stage import RunContext
 run_stage(ingest, json.loads(sys.argv[2]), {}, RunContext("r1", sys.argv[1], launch=LaunchConfig(workers=2)))
 """
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def inputs(tmp_path):
     return artifacts
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.timeout(600)
 def test_two_processes_train_and_publish_together(inputs, tmp_path, monkeypatch):
     """That they compute what a single process does: tests/model/training/test_pod.py."""

@@ -71,7 +71,7 @@ def member(number):
     return None
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.timeout(1200)
 def test_two_processes_of_which_one_is_killed_do_what_one_does(start, tmp_path, monkeypatch):
     store, made, asked = Store(tmp_path / "store"), {}, {}
@@ -85,7 +85,7 @@ def test_two_processes_of_which_one_is_killed_do_what_one_does(start, tmp_path, 
         return run_stage(reinforced, section(url), {"checkpoint": start}, context)
 
     def kill_second():
-        wait_for(lambda: any(store.root.glob("staging/*/scratch/checkpoints/steps/1")), 600)
+        wait_for(lambda: any(store.root.glob("staging/*/scratch/checkpoints/steps/1")), seconds=600)
         member(1).kill()
 
     with FakeOpenAI(reply=useful) as server:

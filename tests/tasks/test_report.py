@@ -20,7 +20,6 @@ from nautile.tasks.reporting.render import (
     Pipeline,
     ReportSection,
     Samples,
-    TableFigure,
     TimeChart,
     html_page,
     markdown,
@@ -147,12 +146,6 @@ def test_every_input_is_in_the_lineage_with_what_it_read(made, data):
     }
 
 
-def test_stand_ins_are_named(data):
-    notes = {note["note"] for note in data["stand_ins"]}
-    assert "wikipedia stands in for the web" in notes
-    assert "SmolLM2-135M-Instruct stands in for a large model" in notes
-
-
 def test_a_score_that_training_text_was_not_screened_for_is_labelled_wherever_it_stands(data):
     scores = {stage: {**result, "benchmarks": {**result["benchmarks"]}} for stage, result in data["scores"].items()}
     note = "training text was not screened for it"
@@ -175,35 +168,42 @@ def test_samples_show_good_and_bad_ones(data):
     assert {row["verdict"] for row in rollouts["rows"]} == {"reward 1", "reward 0"}
 
 
-def test_distillation_counts_and_refusals_are_shown(data):
-    tables = {
-        block.title: block for section in compose(data) for block in section.blocks if isinstance(block, ResultTable)
-    }
+def tables_of(blocks):
+    return {block.title: block for block in blocks if isinstance(block, ResultTable)}
+
+
+def blocks_about(data, label, **facts):
+    """The blocks of a report in which one stage has these facts, and no other stage is."""
+    stages = [{**data["stages"][0], "label": label, "stage": label, "facts": facts}]
+    return [block for section in compose({**data, "stages": stages}) for block in section.blocks]
+
+
+def texts_about(data, label, **facts):
+    return [block.text for block in blocks_about(data, label, **facts) if isinstance(block, Paragraph)]
+
+
+def beginning(found, title):
+    """The one table or text that begins so."""
+    (only,) = [one for one in found if (one if isinstance(one, str) else one.title).startswith(title)]
+    return only
+
+
+def test_counts_and_refusals_are_shown_as_far_as_they_are_numbers(data):
+    tables = tables_of(block for section in compose(data) for block in section.blocks)
     assert tables["distill: counts"].rows == (("documents", "1"), ("prompts", "4"))
     assert tables["distill: rejected, by reason"].rows == (("copied", "1"), ("too short", "2"))
     assert tables["distill: teachers"].rows == (("local", "toy", "1", "4", "1", "30", "60"),)
+    counts = (("calibration: auc: overall", "0.57"), ("rounds, last: traces", "5"), ("steps", "20"))
+    assert tables["align: counts"].rows == counts
     written = next(group for group in data["samples"] if group["title"] == "distill: what the teacher wrote")
     assert [row["verdict"] for row in written["rows"]] == ["kept", "rejected: too_short"]
-
-
-def test_what_a_stage_counted_is_shown_as_far_as_it_is_numbers(data):
-    tables = {
-        block.title: block for section in compose(data) for block in section.blocks if isinstance(block, ResultTable)
-    }
-    assert tables["align: counts"].rows == (
-        ("calibration: auc: overall", "0.57"),
-        ("rounds, last: traces", "5"),
-        ("steps", "20"),
-    )
 
 
 def test_what_pretraining_read_of_its_sources_is_a_table_and_no_list_of_numbers(data):
     synth = SourceReading("replies", fill=0.891, cropped_share=0.0, trained_share=0.4204, epochs=1.2).facts()
     web = SourceReading("all", fill=1.0, cropped_share=0.0, epochs=0.5).facts()
-    facts = {"checkpoint": {"steps": 3, "reading_by_source": {"web": web, "synth": synth}}}
-    stages = [{**data["stages"][0], "label": "pretrain", "stage": "pretrain", "facts": facts}]
-    blocks = [block for section in compose({**data, "stages": stages}) for block in section.blocks]
-    tables = {block.title: block for block in blocks if isinstance(block, ResultTable)}
+    facts = {"steps": 3, "reading_by_source": {"web": web, "synth": synth}}
+    tables = tables_of(blocks_about(data, "pretrain", checkpoint=facts))
     assert tables["pretrain: its sources"].rows == (
         ("web", "all", "100%", "0%", "not known", "0.50"),
         ("synth", "replies", "89%", "0%", "42%", "1.20"),
@@ -211,105 +211,64 @@ def test_what_pretraining_read_of_its_sources_is_a_table_and_no_list_of_numbers(
     assert tables["pretrain: counts"].rows == (("steps", "3"),)
 
 
-def test_the_judge_measured_and_the_curriculum_stand_beside_the_rewards(data):
+def test_the_judge_measured_and_injections_against_it_stand_beside_the_rewards(data):
+    hostile = {
+        "items": 8, "unscored": 1, "turned": 0,
+        "right": {"pairs": 4, "moved": 0.25, "raised": 0.0, "points": -2.5},
+        "wrong": {"pairs": 0, "moved": None, "raised": None, "points": None},
+        "forms": {"verdict after": 12.0, "plea": 0.0, "threat": -4.0, "chatml turn": 30.0},
+    }  # fmt: skip
     measured = {"judge": {"model": "toy", "rubric": "one"}, "items": 8, "auc": {"overall": 0.57}, "length_bias": None}
-    curriculum = [
-        {"solve_rate": 0.0, "problems": 3, "traces": 0, "weight": 0.0, "total": 0.0},
-        {"solve_rate": 0.25, "problems": 2, "traces": 2, "weight": 0.75, "total": 1.5},
-        {"solve_rate": 0.5, "problems": 1, "traces": 2, "weight": 0.5, "total": 1.0},
-    ]
-    stages = [
-        {**data["stages"][0], "label": "align", "stage": "align", "facts": {"calibration": measured}},
-        {
-            **data["stages"][0],
-            "label": "sd",
-            "stage": "self_distill",
-            "facts": {"checkpoint": {"rounds": [{"curriculum": curriculum}]}},
-        },
-    ]
-    blocks = [block for section in compose({**data, "stages": stages}) for block in section.blocks]
-    (table,) = [
-        b for b in blocks if isinstance(b, ResultTable) and b.title.startswith("align: calibration of the judge toy")
-    ]
-    assert [row[:2] for row in table.rows] == [
+    tables = tables_of(blocks_about(data, "align", calibration=measured | {"hostile": hostile}))
+    calibration = beginning(tables.values(), "align: calibration of the judge toy")
+    assert [row[:2] for row in calibration.rows] == [
         ("chance to mark right above wrong: overall", "0.57"),
         ("answers marked", "8"),
         ("bias by length", MISSING),
     ]
-    (chart,) = [b for b in blocks if isinstance(b, LineChart) and b.title == "sd: weight by solve rate"]
+    injections = tables["align: injections against the judge"]
+    assert injections.rows == (
+        ("right answers", "4", "25%", "0%", "-2.5"),
+        ("wrong answers", "0", MISSING, MISSING, MISSING),
+    )
+    assert injections.notes[-1] == "What raised wrong answers most: chatml turn (+30), verdict after (+12)."
+    # And the calibration of another endpoint beside it.
+    checker = {"judge": {"model": "checker", "rubric": "one", "stand_in": True}, "items": 8, "auc": {"overall": 1.0}}
+    compared = [{"judge": {"model": "toy"}, "items": 4, "auc": {"overall": 0.34}}]
+    blocks = blocks_about(data, "align", calibration=checker | {"compared": compared})
+    both = beginning(tables_of(blocks).values(), "align: calibration")
+    assert both.columns == ("What", "checker, a stand-in", "toy", "Meaning")
+    assert [row[1:3] for row in both.rows] == [("1", "0.34"), ("8", "4")]
+
+
+def test_the_curriculum_is_a_chart_of_weight_by_solve_rate(data):
+    rates = ((0.0, 3, 0, 0.0, 0.0), (0.25, 2, 2, 0.75, 1.5), (0.5, 1, 2, 0.5, 1.0))
+    names = ("solve_rate", "problems", "traces", "weight", "total")
+    curriculum = [dict(zip(names, rate, strict=True)) for rate in rates]
+    blocks = blocks_about(data, "self_distill", checkpoint={"rounds": [{"curriculum": curriculum}]})
+    chart = beginning([b for b in blocks if isinstance(b, LineChart)], "self_distill: weight by solve rate")
     assert chart.x_label == "solve rate of the problem"
     assert chart.series["weight of a trace"] == [(0.25, 0.75), (0.5, 0.5)]
     assert chart.series["share of all weight"] == [(0.25, 0.6), (0.5, 0.4)]
 
 
-def test_the_calibration_of_another_endpoint_stands_beside_the_judges(data):
-    measured = {
-        "judge": {"model": "checker", "rubric": "one", "stand_in": True},
-        "items": 8,
-        "auc": {"overall": 1.0},
-        "compared": [{"judge": {"model": "toy"}, "items": 4, "auc": {"overall": 0.34}}],
-    }
-    stages = [{**data["stages"][0], "label": "align", "stage": "align", "facts": {"calibration": measured}}]
-    blocks = [block for section in compose({**data, "stages": stages}) for block in section.blocks]
-    (table,) = [b for b in blocks if isinstance(b, ResultTable) and b.title.startswith("align: calibration")]
-    assert table.columns == ("What", "checker, a stand-in", "toy", "Meaning")
-    assert [row[1:3] for row in table.rows] == [("1", "0.34"), ("8", "4")]
-
-
-def test_a_checker_is_called_a_program(data):
-    facts = {"checkpoint": {"judge": {"model": "toy", "kind": "checker", "stand_in": True}}}
-    stages = [{**data["stages"][0], "label": "align", "stage": "align", "facts": facts}]
-    texts = [b.text for s in compose({**data, "stages": stages}) for b in s.blocks if isinstance(b, Paragraph)]
-    (about,) = [text for text in texts if text.startswith("align: the judge is toy, a program that checks arithmetic")]
+def test_what_a_judge_is_and_saw_and_why_a_stage_made_no_update_is_said(data):
+    checker = {"model": "toy", "kind": "checker", "stand_in": True}
+    texts = texts_about(data, "align", checkpoint={"judge": checker})
+    about = beginning(texts, "align: the judge is toy, a program that checks arithmetic")
     assert "stand-in" in about
-
-
-def test_the_report_says_whether_the_judge_saw_the_right_answers(data):
-    def paragraphs(**judge):
-        facts = {"checkpoint": {"judge": {"model": "toy", **judge}}}
-        stages = [{**data["stages"][0], "label": "align", "stage": "align", "facts": facts}]
-        texts = [b.text for s in compose({**data, "stages": stages}) for b in s.blocks if isinstance(b, Paragraph)]
-        return [text for text in texts if text.startswith("align: the judge")]
-
-    checker = {"kind": "checker", "stand_in": True}
-    assert "It does not see the right answers" in paragraphs(**checker)[0]
-    assert "It is shown the right answers" in paragraphs(**checker, reference=True)[0]
-    assert paragraphs(reference=True) == ["align: the judge toy is shown the right answer where one is known."]
-    assert paragraphs(reference=False) == []
-
-
-def test_a_stage_that_made_no_update_is_named_with_the_reason(data):
-    facts = {"checkpoint": {"updates": 0, "no_update": "all 8 groups had equal rewards"}}
-    stages = [{**data["stages"][0], "label": "reason", "stage": "reason", "facts": facts}]
-    texts = [b.text for s in compose({**data, "stages": stages}) for b in s.blocks if isinstance(b, Paragraph)]
-    (about,) = [text for text in texts if text.startswith("reason made no update")]
+    assert "It does not see the right answers" in about
+    shown = texts_about(data, "align", checkpoint={"judge": checker | {"reference": True}})
+    assert "It is shown the right answers" in beginning(shown, "align: the judge")
+    shown = texts_about(data, "align", checkpoint={"judge": {"model": "toy", "reference": True}})
+    assert "align: the judge toy is shown the right answer where one is known." in shown
+    blind = texts_about(data, "align", checkpoint={"judge": {"model": "toy", "reference": False}})
+    assert [text for text in blind if text.startswith("align: the judge")] == []
+    none = texts_about(data, "reason", checkpoint={"updates": 0, "no_update": "all 8 groups had equal rewards"})
+    about = beginning(none, "reason made no update")
     assert about.endswith("the one that it began with: all 8 groups had equal rewards.")
-
-
-def test_injections_against_the_judge_stand_with_its_calibration(data):
-    hostile = {
-        "items": 8,
-        "unscored": 1,
-        "right": {"pairs": 4, "moved": 0.25, "raised": 0.0, "points": -2.5},
-        "wrong": {"pairs": 0, "moved": None, "raised": None, "points": None},
-        "turned": 0,
-        "forms": {"verdict after": 12.0, "plea": 0.0, "threat": -4.0, "chatml turn": 30.0},
-    }
-    measured = {"judge": {"model": "toy", "rubric": "one"}, "items": 8, "hostile": hostile}
-    stages = [{**data["stages"][0], "label": "align", "stage": "align", "facts": {"calibration": measured}}]
-    blocks = [block for section in compose({**data, "stages": stages}) for block in section.blocks]
-    (table,) = [b for b in blocks if isinstance(b, ResultTable) and b.title == "align: injections against the judge"]
-    assert table.rows == (
-        ("right answers", "4", "25%", "0%", "-2.5"),
-        ("wrong answers", "0", MISSING, MISSING, MISSING),
-    )
-    assert table.notes[-1] == "What raised wrong answers most: chatml turn (+30), verdict after (+12)."
-
-
-def test_a_stand_in_judge_is_called_one_beside_its_rewards(data):
     results = [block.text for section in compose(data) for block in section.blocks if isinstance(block, Paragraph)]
-    (about,) = [text for text in results if text.startswith("align: the judge is toy, a small stand-in")]
-    assert "its AUC was 0.57, where 0.5 is chance" in about
+    assert "its AUC was 0.57, where 0.5 is chance" in beginning(results, "align: the judge is toy, a small stand-in")
 
 
 def test_what_was_not_measured_is_left_out(made):
@@ -345,19 +304,6 @@ def test_a_chart_with_one_point_or_none_is_not_drawn():
     assert [chart.title for chart in charts] == ["reason: KL to the start"]
 
 
-def test_figures_are_the_same_bytes_for_the_same_numbers_and_keep_their_identifiers_apart():
-    points = [(float(i), 1.0 / (1 + i)) for i in range(50)]
-    first = svg(LineChart("loss", {"a": points, "b": points}, "nats"))
-    assert first == svg(LineChart("loss", {"a": points, "b": points}, "nats"))
-    other = svg(LineChart("reward", {"a": points}, ""))
-    ElementTree.fromstring(first)
-
-    def identifiers(svg):
-        return {element.get("id") for element in ElementTree.fromstring(svg).iter() if element.get("id")}
-
-    assert not identifiers(first) & identifiers(other)
-
-
 BARS = {"one <b>": {"a<b": 3, "$1$": 2}, "two": {"a<b": 1}}
 FIGURES = (
     LineChart("lines <i>", {"a": [(0.0, 1.0), (1.0, 2.0)], "b": []}, "nats"),
@@ -372,18 +318,17 @@ FIGURES = (
 def test_every_figure_is_the_same_bytes_and_escapes_its_texts(figure):
     first = svg(figure)
     assert first == svg(figure)
+    other = svg(LineChart("reward", {"a": [(0.0, 1.0), (1.0, 2.0)]}, ""))
+    ids = [
+        {node.get("id") for node in ElementTree.fromstring(page).iter() if node.get("id")} for page in (first, other)
+    ]
+    assert not ids[0] & ids[1], "two figures of a page share no identifier"
     texts = {node.text for node in ElementTree.fromstring(first).iter() if node.tag.endswith("text")}
     assert any("<" in (text or "") for text in texts), "what was escaped reads as it was written"
     assert "<i>" not in first
     assert "<b>" not in first
     if figure.__class__ is BarChart and not figure.bin_width:
         assert "$1$" in texts, "a dollar sign starts no mathematics"
-
-
-def test_a_finished_figure_stays_as_it_is():
-    assert svg(TableFigure("<svg/>")) == "<svg/>"
-    with pytest.raises(TypeError, match="Paragraph is not a figure"):
-        svg(Paragraph("x"))
 
 
 def test_long_curves_are_averaged_not_sampled():

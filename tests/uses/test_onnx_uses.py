@@ -41,7 +41,7 @@ def test_a_head_gives_the_probabilities_of_the_checkpoint(tuned, pooling):
     assert len(set(expected.argmax(axis=1).tolist())) > 1
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_likelihoods_of_labels_are_those_of_the_checkpoint(exports):  # noqa: F811
     """Of labels of different lengths, in more batches than one."""
     labels = LabelSet(form="label", method="verbalised", labels=LABELS, longest=30, instructions="What is it?")
@@ -50,7 +50,7 @@ def test_likelihoods_of_labels_are_those_of_the_checkpoint(exports):  # noqa: F8
     np.testing.assert_allclose(given, expected, atol=2e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_documents_are_those_of_the_checkpoint(exports, tmp_path):  # noqa: F811
     what = {"type": "string", "minLength": 2, "maxLength": 9, "x-span": True}
     properties = {"what": what, "sure": {"type": "boolean"}}
@@ -65,7 +65,7 @@ def test_documents_are_those_of_the_checkpoint(exports, tmp_path):  # noqa: F811
     assert {row["reason"] for row in rows[0]} == {None}
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_command_takes_an_export_of_the_store(nautile, tuned, tmp_path):  # noqa: F811
     """And says in one message that a folder is an export, and how an export comes into the store."""
     _, export = tuned

@@ -32,7 +32,7 @@ SERVED = "127.0.0.1:8000"  # where the page's server listens
 SEEDS = "seeds = 3\n"  # of the file that tunes: with one there is less to fit, and the output has the same form
 OWN_TEACHER = 'kind = "embedded"\nmodel = "SmolLM2-135M-Instruct"\nstructured = "grammar"'
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture(scope="module")

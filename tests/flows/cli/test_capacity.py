@@ -178,7 +178,7 @@ def test_bad_input_is_one_message_and_exit_code_2(nautile, options, message):
     assert "Traceback" not in out + err
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_on_this_machine_only_memory_is_estimated(nautile):
     code, out, err = nautile("--topology", "local", "--fsdp", "1", "--json")
     assert code == 0, err

@@ -22,15 +22,12 @@ from nautile.flows.cli.document import OUTPUTS
 from nautile.flows.cli.runs import list_runs, newest_run, run_unless_config, run_view, runs_table, step_rows
 from nautile.flows.cli.tables import lineage_tree, status_table
 from nautile.flows.dag import build_dag
-from nautile.flows.logs import run_id
-from nautile.flows.operate.services import Service, join_server
+from nautile.flows.operate.services import Service
 from nautile.flows.plans import recorded
 from nautile.flows.selection import Selection, prepare_run
 from nautile.store.artifacts import Store
-from nautile.store.events import EventWriter
 from nautile.store.manifest import host, now
 from tests.flows.test_run_state import at, attempt, plan
-from tests.support.samples.stage_store import published
 from tests.support.stages.toy_dag import toy_dag
 from tests.support.stages.toy_stages import TOY
 
@@ -76,18 +73,6 @@ def test_a1_a_run_that_waits_says_so_with_its_question_cost_and_command(store, t
     assert "nautile approve 6a5f1430" in printed(status_table(list(rows.values())), 200)
 
 
-def test_a2_the_steps_of_the_plan_are_counted_and_those_to_come_listed(store):
-    for label, seconds in (("ingest", 10.0), ("pretrain", 60.0), ("align", 20.0), ("report", 10.0)):
-        attempt(store, label, "done", -60, seconds, run="r0")
-    plan(store)
-    attempt(store, "ingest", "done", 0, 10.0)
-    attempt(store, "pretrain", "done", 1, 60.0)
-    with store.run_lock("r1").for_life():
-        text = shown(store, "r1")
-    assert "2 of 4 steps (70 %), about 30 s left" in text
-    assert [line.split()[:2] for line in text.splitlines()[-2:]] == [["align", "coming"], ["report", "coming"]]
-
-
 def test_a3_before_the_first_run_nothing_is_computed(store, monkeypatch, command_line):
     """All steps of the default configuration were shown as not made, after seconds of imports while runs started."""
     monkeypatch.setenv("NAUTILE_STORE", str(store.root))
@@ -123,33 +108,6 @@ def test_a3_without_a_name_the_live_run_is_shown_else_the_newest_and_any_by_its_
     assert run_unless_config(store, str(TOY)) is None
 
 
-def test_a4_an_estimate_and_a_use_of_a_model_are_no_runs(store):
-    plan(store, run="aa11", state="done", started=at(-30))
-    attempt(store, "plan", "failed", 1, run="plan-c12fdf13")
-    attempt(store, "tune", "done", 2, run="tune-1")
-    assert [row["id"] for row in list_runs(store, 10)] == ["aa11"]
-    assert "run aa11" in shown(store)
-    assert run_id(store, None) == "tune-1"  # whose log one wants to see; the estimate's only by its id
-    assert run_id(store, "plan") == "plan-c12fdf13"
-
-
-def test_a6_times_and_attempts_are_right_after_a_retry(store):
-    plan(store, state="cancelled", ended=at(2))
-    attempt(store, "ingest", "done", 0, 22.0)
-    attempt(store, "pretrain", "cancelled", 1, 40.0)
-    plan(store, started=at(30), id="r1-2")
-    attempt(store, "ingest", "reused", 30)
-    attempt(store, "pretrain", "running", 31, started=now(), attempt=2)
-    with store.run_lock("r1").for_life():
-        run = newest_run(store)
-        assert run is not None
-        rows = {row["label"]: row for row in step_rows(run)}
-    assert (rows["ingest"]["outcome"], rows["ingest"]["seconds"], rows["ingest"]["attempts"]) == ("done", 22.0, 1)
-    assert rows["pretrain"]["attempts"] == 2
-    assert rows["pretrain"]["seconds"] < 20  # since it began again, not since the first attempt
-    assert rows["align"]["outcome"] == "coming"
-
-
 def test_a7_calls_are_counted_alike_everywhere_and_cached_ones_named(made):
     store, outputs = made
     documents = outputs["distill"]["documents"]
@@ -160,18 +118,6 @@ def test_a7_calls_are_counted_alike_everywhere_and_cached_ones_named(made):
     assert (rows[0]["calls"], rows[0]["cached_calls"]) == (calls, cached) == (3, 1)
     TypeAdapter(OUTPUTS["lineage"]).validate_json(json.dumps(rows, default=str), strict=True)
     assert "3 calls, 1 of them cached" in printed(lineage_tree(rows))
-
-
-def test_a7_a_step_shows_the_calls_that_the_catalog_counts(store):
-    plan(store, state="done", ended=at(9))
-    attempt(store, "align", "done", 0)
-    emit = EventWriter(store.root / "events" / "calls.jsonl", "e-align", stage="align")
-    for number in range(5):
-        emit("call", endpoint="local", attempt=1, status="ok", cached=number < 2)
-    emit.close()
-    assert "5 calls, 2 of them cached" in shown(store)
-    artifact = published(store, "checkpoint", "align", execution="e-align")
-    assert [row["configuration"] for row in inspect.lineage(store, artifact.id)] == ["toy"]
 
 
 @pytest.mark.usefixtures("toy_stages")
@@ -204,16 +150,6 @@ def test_b12_up_prints_how_its_server_is_joined(store, monkeypatch, command_line
     assert (code, err) == (0, "")
     assert "`nautile run` uses this server" in out
     assert "\nexport PREFECT_API_URL=http://127.0.0.1:4299/api\n" in out
-
-
-def test_b12_a_run_joins_the_server_that_up_started(store, monkeypatch):
-    monkeypatch.setattr("nautile.flows.operate.services.url_of", lambda store, name: "http://127.0.0.1:4299/api")
-    monkeypatch.setattr("nautile.flows.operate.prefect_server.healthy", lambda url, timeout_s: True)
-    monkeypatch.setenv("PREFECT_API_URL", "")  # so that what is set below is undone
-    monkeypatch.delenv("PREFECT_API_URL")
-    assert join_server(store) == os.environ["PREFECT_API_URL"] == "http://127.0.0.1:4299/api"
-    monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere.example/api")
-    assert join_server(store) is None  # the operator's own choice stays
 
 
 @pytest.mark.parametrize("state", ["cancelled", "failed", "running"])

@@ -50,25 +50,6 @@ def test_status_of_a_complete_chain(made, toy):
     assert {row["seconds"] for row in rows} == {1.5}
 
 
-def test_status_says_what_a_step_could_not_read(copy, toy):
-    row = next(row for row in inspect.status(copy, toy) if row["state"] == "made" and row["artifacts"])
-    artifact = copy.get(row["artifacts"][0])
-    assert row["progress"] == {}
-    line = "lost: 2 of 90 rows (2 not_json; in b.jsonl)"
-    again = {name: artifact.manifest[name] for name in ("stage", "version", "config", "inputs", "label")}
-    staged = copy.staging(artifact.key) / "output" / artifact.kind
-    shutil.copytree(artifact.path, staged, ignore=shutil.ignore_patterns("manifest.json"))
-    copy.publish(artifact.kind, artifact.key, staged, **again, facts={"lost": line}, supersede=True)
-    (changed,) = [other for other in inspect.status(copy, toy) if other["label"] == row["label"]]
-    assert changed["progress"] == {"note": line}
-    assert line in str(next(iter(status_table([changed]).columns[3].cells)))
-
-
-def test_status_without_a_store(tmp_path, toy):
-    assert set(states(Store(tmp_path / "none"), toy).values()) == {"not made"}
-    assert not (tmp_path / "none").exists()
-
-
 def test_status_tells_running_from_interrupted_and_not_made(copy, toy):
     key = {step.label: step.key for step in build_dag(toy, toy_dag)}
     for label in ("align", "reason", "self_distill"):
@@ -111,44 +92,6 @@ def test_a_stage_that_made_no_update_says_so(tmp_path, toy):
     assert "no update: all 8 groups had equal rewards" in status_table([row]).columns[3]._cells[0].plain
 
 
-def test_artifacts_by_kind(made):
-    store, outputs = made
-    assert [row["id"] for row in inspect.artifacts(store, "documents", False)] == [outputs["distill"]["documents"]]
-    assert len(inspect.artifacts(store, None, False)) == sum(map(len, outputs.values()))
-    with pytest.raises(ConfigError, match="no artifacts of kind 'dreams'; there are checkpoint"):
-        inspect.artifacts(store, "dreams", False)
-
-
-def test_show_reads_every_byte(copy, made):
-    artifact_id = made[1]["pretrain"]["checkpoint"]
-    assert inspect.show(copy, artifact_id)["damaged"] == []
-    flip_byte(copy.get(artifact_id).path / "weights.txt")
-    assert inspect.show(copy, artifact_id)["damaged"] == ["weights.txt (its digest differs)"]
-
-
-def test_lineage_of_the_last_evaluation_reaches_shards_and_calls(made):
-    store, outputs = made
-    rows = inspect.lineage(store, outputs["evaluate:self_distill"]["evaluation"])
-    reached = {row["id"]: row for row in rows}
-    for label, kind in (("ingest:wikipedia", "tokens"), ("ingest:synth", "tokens"), ("ingest:synth", "exemplars")):
-        assert outputs[label][kind] in reached
-    assert reached[outputs["distill"]["tokens"]]["calls"] == 3
-    assert rows[0]["depth"] == 0
-    shards = reached[outputs["ingest:synth"]["tokens"]]
-    assert {path: record["sha256"] for path, record in shards["files"].items()} == {
-        path: record["sha256"] for path, record in store.get(shards["id"]).manifest["files"].items()
-    }
-    assert shards["config"] == store.get(shards["id"]).manifest["config"]
-
-
-def test_sql_is_read_only(made):
-    store, _ = made
-    columns, rows = inspect.sql(store, "SELECT count(*) AS n FROM artifacts")
-    assert (columns, rows) == (["n"], [(21,)])
-    with pytest.raises(ConfigError, match="refused"):
-        inspect.sql(store, "DELETE FROM artifacts")
-
-
 def test_verify_beside_a_publication_reports_no_damage(store, monkeypatch):
     published(store, "tokens", "in", {"a.txt": "old"})
     check, replaced = Store.verify, []
@@ -163,18 +106,12 @@ def test_verify_beside_a_publication_reports_no_damage(store, monkeypatch):
     assert len(replaced) == 1
 
 
-def test_a_manifest_that_cannot_be_read_is_no_reason_for_a_command_with_a_placeholder(copy, made):
-    artifact_id = made[1]["reason"]["rollouts"]
-    flip_byte(copy.get(artifact_id).path / "manifest.json")
-    with pytest.raises(ConfigError, match="`nautile run CONFIG` names the step") as error:
-        copy.get(artifact_id)
-    assert "STAGE" not in str(error.value)
-
-
 def test_verify_names_damage_in_files_and_manifests(copy, made):
     _, outputs = made
     flip_byte(copy.get(outputs["distill"]["documents"]).path / "documents.jsonl")
     flip_byte(copy.get(outputs["align"]["rollouts"]).path / "manifest.json")
+    documents = outputs["distill"]["documents"]
+    assert inspect.show(copy, documents)["damaged"] == ["documents.jsonl (its digest differs)"]
     result = inspect.verify(copy, None)
     assert result["artifacts"] == 21
     assert result["damaged"] == {
@@ -199,17 +136,6 @@ def test_the_digits_of_a_key_name_the_artifact_of_the_kind_that_is_wanted(store)
         named_or_newest(store, "report", checkpoint.id)
     with pytest.raises(ConfigError, match="no artifact"):
         named_or_newest(store, "checkpoint", "fffffff")
-
-
-def test_garbage_is_listed_before_it_is_removed(copy):
-    rest = copy.root / "staging" / ".trash-1"
-    rest.mkdir()
-    (rest / "x").write_text("x")
-    (row,) = [row for row in inspect.garbage(copy, 7.0, dry_run=True) if "trash" in row["path"]]
-    assert row["path"] == "staging/.trash-1"
-    assert rest.exists()
-    inspect.garbage(copy, 7.0, dry_run=False)
-    assert not rest.exists()
 
 
 def test_a_checkpoint_of_elsewhere_is_added_once_it_is_known_to_be_one(tmp_path):
@@ -269,17 +195,6 @@ def test_a_checkpoint_is_named_by_its_stage_and_a_name_that_is_almost_one_is_sug
         named_or_newest(store, "checkpoint", "reason")
     with pytest.raises(ConfigError, match="did you mean 'self_distill'"):
         inspect.show(store, "sefl_distill")
-
-
-def test_the_newest_report_or_the_named_one(made, tmp_path):
-    store, outputs = made
-    report = outputs["report"]["report"]
-    assert named_or_newest(store, "report").id == report
-    assert named_or_newest(store, "report", report.partition("/")[2]).id == report
-    with pytest.raises(ConfigError, match="no report in"):
-        named_or_newest(Store(tmp_path / "none"), "report")
-    with pytest.raises(ConfigError, match=f"{report} is not of kind checkpoint"):
-        named_or_newest(store, "checkpoint", report)
 
 
 def test_an_export_of_the_store_is_a_model_by_its_id_too(store, monkeypatch):

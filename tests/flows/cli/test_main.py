@@ -1,6 +1,5 @@
 """The command line without a run: bad input, fast start-up, and the read commands as text and JSON."""
 
-import json
 import os
 import re
 import shutil
@@ -168,13 +167,6 @@ def test_a_store_at_a_url_without_its_package_or_credentials(nautile, monkeypatc
     assert not out
 
 
-def test_a_wrong_query_is_refused_with_the_databases_message(nautile):
-    code, _, err = nautile("sql", "SELEKT 1")
-    assert code == 2
-    assert err.startswith("the query was refused: Parser Error")
-    assert "Traceback" not in err
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -191,27 +183,6 @@ def test_a_bad_configuration_is_named_with_its_file_and_field(nautile, tmp_path,
     assert code == 2
     assert "bad.toml" in err
     assert message in err
-
-
-def test_a_missing_input_names_the_command_that_makes_it(nautile, tmp_path):
-    code, _, err = nautile("run", str(TOY), "--only", "reason", store=tmp_path / "store")
-    assert code == 2
-    assert f"`nautile run {TOY} --until align`" in err
-
-
-def test_a_folder_that_is_no_checkpoint_is_not_added(nautile, tmp_path):
-    code, _, err = nautile("store", "add", str(tmp_path), store=tmp_path / "store")
-    assert code == 2
-    assert "config.json: cannot be read" in err
-    assert not (tmp_path / "store").exists()
-
-
-def test_a_store_that_cannot_be_written_is_one_clear_message(nautile, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    code, _, err = nautile("run", str(TOY), store=tmp_path / "file")
-    assert code == 2
-    assert "cannot be written" in err
-    assert len(err.splitlines()) == 1
 
 
 def test_a_prefect_server_that_does_not_answer_is_one_clear_message(nautile, tmp_path, monkeypatch):
@@ -274,15 +245,6 @@ def test_every_read_command_prints_json_and_text(nautile, made):
         code, out, _ = nautile(*arguments)
         assert code == 0
         assert out.strip()
-
-
-def test_rebuild_gives_the_same_rows(nautile, made):
-    query = ["sql", "SELECT * FROM metrics ORDER BY id", "--json"]
-    before = nautile(*query)
-    Store(made[0].root).catalog_path.unlink()
-    _, counts, _ = nautile("store", "rebuild", "--json")
-    assert json.loads(counts)["artifacts"] == 21
-    assert nautile(*query) == before
 
 
 def test_damage_found_by_verify_is_exit_code_2(nautile, made, tmp_path):

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from nautile.store.artifacts import Store
 from nautile.store.manifest import stage_key
 from tests.model.conftest import tiny_config
 from tests.support.servers.upload_hub import UploadHub
-from tests.support.stages.toy_cli import environment, start
+from tests.support.stages.toy_cli import environment
 
 TOKEN, READER = "hf_writerwriterwriter", "hf_readerreaderreader"
 TOKENIZER = TokenizerConfig(ranks=600)
@@ -129,15 +128,6 @@ def test_publishing_twice_sends_once(publish, hub, tmp_path):
     assert set(hub.calls) == {"whoami", "info", "tree"}
 
 
-@pytest.mark.slow
-def test_the_token_is_in_no_file_and_no_output(publish, made, tmp_path):
-    _, out, err = publish("me/small", "--yes")
-    places = [path for root in (tmp_path, made) for path in root.rglob("*") if path.is_file()]
-    assert len(places) > 10
-    assert not any(TOKEN.encode() in path.read_bytes() for path in places)
-    assert TOKEN not in out + err
-
-
 @pytest.mark.parametrize(
     ("arguments", "token", "message"),
     [
@@ -194,26 +184,6 @@ def test_a_question_is_answered_before_anything_is_sent(publish, hub, monkeypatc
     assert "published: " in out
 
 
-@pytest.mark.slow
-def test_a_publication_that_was_killed_is_completed_by_the_next(made, hub, tmp_path):
-    name = json.loads((made / "made.json").read_text())["checkpoint"]
-    more = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
-    hub.faults["commit"] = ["held"]
-    process = start("publish", name, "me/small", "--yes", store=made / "store", cwd=tmp_path, **more)
-    assert hub.reached["commit"].wait(120)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    sent = dict(hub.received)
-    assert sent
-    assert list(hub.repositories["model", "me/small"].files) == [".gitattributes"]
-    process = start("publish", name, "me/small", "--yes", store=made / "store", cwd=tmp_path, **more)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
-    assert "published: " in out
-    assert dict(hub.received) == sent, "no large file was sent twice"
-    assert set(hub.repositories["model", "me/small"].files) > {"README.md", "model.safetensors", "tokenizer.json"}
-
-
 def run_snippets(hub, tmp_path, kind, repository, languages, python=sys.executable, before=""):
     """Run those snippets of a card in an empty folder, Python's after the lines `before`; their outputs."""
     more = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
@@ -232,7 +202,7 @@ def run_snippets(hub, tmp_path, kind, repository, languages, python=sys.executab
     return outputs
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_snippets_for_this_project_for_onnxruntime_and_for_documents_run_as_they_stand(publish, hub, tmp_path):
     assert publish("me/small", "--yes", "--dataset", "me/texts", "--onnx", "8")[0] == 0
     card = hub.repositories["model", "me/small"].files["README.md"].decode()

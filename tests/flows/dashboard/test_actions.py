@@ -7,7 +7,6 @@ from dataclasses import asdict
 
 import pytest
 from pydantic import TypeAdapter
-from streamlit.testing.v1 import AppTest
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import write_json
@@ -19,7 +18,7 @@ from nautile.flows.operate.services import Service
 from nautile.store.catalog import Catalog
 from nautile.store.manifest import host, now
 from nautile.tasks.engine.attempt_log import write_row
-from tests.support.pages.parts import literals
+from tests.support.pages.parts import literals, shown_page
 from tests.support.samples.stage_store import key_of
 from tests.support.servers.http_server import FakeServer, json_response
 
@@ -68,6 +67,12 @@ def beside(store, prefect, monkeypatch):
     return store
 
 
+@pytest.fixture
+def page(beside, monkeypatch):
+    """Draws the first page, over that store."""
+    return lambda: shown_page(beside, "overview", monkeypatch)
+
+
 def planned(store, state):
     steps = [{"label": "align", "stage": "align", "key": key_of("align"), "after": []}]
     row = {"id": "p", "run": RUN, "config": "toy", "state": state, "steps": steps, "started": now(), "host": host()}
@@ -81,18 +86,6 @@ def waits(store, api):
     write_json(store.questions / f"{RUN}.json", note)
 
 
-def _draw() -> None:
-    from nautile.flows.dashboard import overview, shared
-
-    overview.page(shared.chosen_run(shared.choose_run(shared.run_titles())))
-
-
-def page():
-    shown = AppTest.from_function(_draw, default_timeout=240).run()
-    assert not shown.exception
-    return shown
-
-
 def press(shown, label):
     (button,) = (button for button in shown.button if button.label == label)
     shown = button.click().run()
@@ -104,7 +97,7 @@ def labels(shown):
     return [button.label for button in shown.button]
 
 
-def test_a_question_is_answered_from_the_page(beside, prefect):
+def test_a_question_is_answered_from_the_page(beside, prefect, page):
     planned(beside, "running")
     waits(beside, prefect.url)
     shown = page()
@@ -121,14 +114,14 @@ def test_a_question_is_answered_from_the_page(beside, prefect):
         ("cancelled", "Retry", ("set_state", "SCHEDULED")),
     ],
 )
-def test_a_run_that_ended_badly_is_retried_from_the_page(beside, prefect, state, label, asked):
+def test_a_run_that_ended_badly_is_retried_from_the_page(beside, prefect, state, label, asked, page):
     planned(beside, state)
     press(page(), label)
     assert prefect.asked == [asked]
 
 
 @pytest.mark.slow
-def test_a_run_at_work_is_cancelled_and_a_refusal_is_shown_as_text(beside, prefect):
+def test_a_run_at_work_is_cancelled_and_a_refusal_is_shown_as_text(beside, prefect, page):
     planned(beside, "running")
     prefect.refuses = True
     with beside.run_lock(RUN).for_life():
@@ -137,7 +130,7 @@ def test_a_run_at_work_is_cancelled_and_a_refusal_is_shown_as_text(beside, prefe
     assert "not \\<now\\>" in shown.error[0].value
 
 
-def test_a_run_that_waits_for_a_process_is_in_the_list_and_on_the_page(beside, prefect, command_line):
+def test_a_run_that_waits_for_a_process_is_in_the_list_and_on_the_page(beside, prefect, command_line, page):
     planned(beside, "done")
     waits_there = {"id": "a1", "name": "toy-run", "parameters": {"config": "toy"}}
     due = "2026-11-25T08:00:00Z"
@@ -175,7 +168,7 @@ def test_the_status_of_a_run_that_no_process_has_begun_says_what_it_waits_for(be
 
 
 @pytest.mark.slow
-def test_a_note_is_kept_from_the_page(beside):
+def test_a_note_is_kept_from_the_page(beside, page):
     planned(beside, "done")
     shown = page()
     assert "Retry" not in labels(shown)
@@ -188,7 +181,7 @@ def test_a_note_is_kept_from_the_page(beside):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["server", "dashboard", None])
-def test_elsewhere_the_page_only_shows_commands(beside, prefect, name):
+def test_elsewhere_the_page_only_shows_commands(beside, prefect, name, page):
     """Not beside a server of `up`, or in another process than the dashboard that it started."""
     planned(beside, "running")
     waits(beside, prefect.url)

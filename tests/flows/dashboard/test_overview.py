@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from nautile.common.files import read_json, write_json
 from nautile.flows.dashboard import figures
@@ -24,18 +23,10 @@ from nautile.store.catalog import Catalog
 from nautile.store.events import EventWriter
 from nautile.store.manifest import host, now
 from nautile.tasks.engine.attempt_log import LATE_S, write_attempt_row, write_retry_note, write_row
-from tests.support.pages.parts import literals, tables
+from tests.support.pages.parts import literals, shown_page, tables
 from tests.support.samples.stage_store import key_of, published
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
-
-
-def _draw(page: str) -> None:
-    """Draw the page as app.py does. Runs inside Streamlit."""
-    from nautile.flows.dashboard import shared
-    from nautile.flows.dashboard.pages import PAGES
-
-    PAGES[page].draw(shared.chosen_run(shared.choose_run(shared.run_titles())))
 
 
 def planned(store, labels, run="r1", **fields):
@@ -64,14 +55,6 @@ def evaluated(store, word, share, files=None, **fields):
     return made
 
 
-def overview(store, monkeypatch):
-    Catalog(store).ingest()
-    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
-    shown = AppTest.from_function(_draw, kwargs={"page": "overview"}, default_timeout=240).run()
-    assert not shown.exception
-    return shown
-
-
 def cards(shown):
     """The titles of what needs a person."""
     return [element.value for element in shown.markdown if element.value.startswith(("**✗", "**!", "**i"))]
@@ -93,7 +76,7 @@ def test_an_outage_that_is_waited_for_is_shown_with_its_end_and_not_as_a_failure
             (-2 * LATE_S, "**✗ distill failed**", "failed"),
         ):
             write_retry_note(store.staging(key_of("distill")), note, pause_s)
-            shown = overview(store, monkeypatch)
+            shown = shown_page(store, "overview", monkeypatch)
             assert cards(shown) == [card]
             assert (note in literals(shown)) == (state == "waiting")
             assert steps_of(shown) == {"distill": STATE_MARKS[state], "pretrain": STATE_MARKS["coming"]}
@@ -105,7 +88,7 @@ def test_the_first_page_names_what_waits_for_an_answer_with_its_cost_and_command
     note = {"run": "r1", "label": "pretrain", "message": "Expected cost: <b>$5</b>", "since": now(), "host": "other"}
     store.questions.mkdir()
     write_json(store.questions / "r1.json", note | {"pid": 1, "api": None})
-    shown = overview(store, monkeypatch)
+    shown = shown_page(store, "overview", monkeypatch)
     assert cards(shown) == ["**! pretrain waits for your answer**"]
     assert {"Expected cost: <b>$5</b>", "nautile approve r1"} <= set(literals(shown))
     assert steps_of(shown)["pretrain"] == STATE_MARKS["waiting"]
@@ -114,7 +97,7 @@ def test_the_first_page_names_what_waits_for_an_answer_with_its_cost_and_command
 
 def test_a_run_that_was_refused_at_its_start_has_its_reason_and_no_command(store, monkeypatch):
     planned(store, [], state="failed", error="overrides: `seed`: is no number", resume="", ended=now())
-    shown = overview(store, monkeypatch)
+    shown = shown_page(store, "overview", monkeypatch)
     assert cards(shown) == ["**✗ The run failed**"]
     assert literals(shown)[-1:] == ["overrides: `seed`: is no number"]
     assert "It has none: it ended before it had a plan." in [caption.value for caption in shown.caption]
@@ -127,7 +110,7 @@ def test_a_cancelled_run_has_its_way_on_and_a_budget_nearly_spent_is_named(store
     emit("call", endpoint="teacher", attempt=1, dollars=0.9, cached=False)
     emit("call", endpoint="teacher", attempt=1, dollars=0.0, cached=True)
     emit.close()
-    shown = overview(store, monkeypatch)
+    shown = shown_page(store, "overview", monkeypatch)
     assert cards(shown) == ["**i distill cancelled**", "**! distill has used 90\\% of its budget**"]
     assert "nautile run toy" in literals(shown)
     assert ["distill", "2", "1", "$0.9000"] in tables(shown)[-1]  # as lineage and SQL count
@@ -142,20 +125,9 @@ def test_the_budget_of_evaluations_is_that_of_each_model(store, monkeypatch):
         emit = EventWriter(store.root / "events" / f"calls-{cost}.jsonl", f"e-{label}", stage="evaluate")
         emit("call", endpoint="teacher", attempt=1, dollars=cost, cached=False)
         emit.close()
-    shown = overview(store, monkeypatch)
+    shown = shown_page(store, "overview", monkeypatch)
     assert cards(shown) == []
     assert list(budgets(chosen_run("r1"))) == [("evaluate:small", 0.6, 1.0), ("evaluate:large", 0.7, 1.0)]
-
-
-def test_a_plan_and_a_run_that_has_just_begun_do_not_take_over_the_page(store, monkeypatch):
-    planned(store, ["ingest", "pretrain"], state="done")
-    attempted(store, "ingest", "done")
-    attempted(store, "plan", "failed", run="plan-c12fdf13", error="no chips")
-    planned(store, ["ingest"], run="r2")
-    shown = overview(store, monkeypatch)
-    assert shown.selectbox(key="run").value == "r1"
-    assert shown.query_params["run"] == "r1"
-    assert shown.expander[0].label == "Estimates and single uses (1)"
 
 
 def test_the_table_of_runs_has_changes_scores_settings_and_notes(store, monkeypatch):
@@ -211,7 +183,7 @@ def test_a_score_of_zero_is_a_score(store, monkeypatch):
     made = evaluated(store, "zero", 0.0)
     attempted(store, "evaluate:pretrain", "done", execution=made.execution, outputs={"evaluation": made.id})
     planned(store, ["evaluate:pretrain"], state="done")
-    shown = overview(store, monkeypatch)
+    shown = shown_page(store, "overview", monkeypatch)
     runs = next(table.value for table in shown.dataframe if "show" in table.value)
     assert list(runs["score"]) == [0.0]
     assert not {"difference", "tags", "notes"} & set(runs.columns)
@@ -220,11 +192,8 @@ def test_a_score_of_zero_is_a_score(store, monkeypatch):
 def test_the_budget_of_a_distillation_is_shown_while_it_runs(store, monkeypatch):
     planned(store, ["distill"], settings={"distill": {"budget_dollars": 2.5}})
     attempted(store, "distill", "running")
-    Catalog(store).ingest()
-    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
     with store.run_lock("r1").for_life():
-        shown = AppTest.from_function(_draw, kwargs={"page": "distillation"}, default_timeout=240).run()
-    assert not shown.exception
+        shown = shown_page(store, "distillation", monkeypatch)
     assert {metric.label: metric.value for metric in shown.metric}["budget"] == "$2.50"
 
 

@@ -118,6 +118,7 @@ def open_page(page, base, address, title):
     wait_for_page(page, title)
 
 
+@pytest.mark.heavy
 def test_the_dashboard_shows_no_text_as_markup(hostile, base, window):
     violations = watch(window)
     page = window.new_page()
@@ -149,6 +150,7 @@ def test_only_its_own_page_may_use_the_dashboard(base):
     assert httpx.get(base, headers=framed | {"sec-fetch-dest": "document"}).is_success  # a link in Prefect's page
 
 
+@pytest.mark.heavy
 def test_every_page_serves_a_screen_reader_a_keyboard_and_a_phone(base, window):
     script = axe_source()
     page = window.new_page()
@@ -167,6 +169,7 @@ def test_every_page_serves_a_screen_reader_a_keyboard_and_a_phone(base, window):
         page.set_viewport_size({"width": 1440, "height": 1100})
 
 
+@pytest.mark.heavy
 def test_in_a_dark_browser_pages_are_dark_and_legible(base, window):
     script, page = axe_source(), window.new_page()
     page.emulate_media(color_scheme="dark")
@@ -179,6 +182,7 @@ def test_in_a_dark_browser_pages_are_dark_and_legible(base, window):
             assert min(page.evaluate(CHART_TEXTS)) > 128
 
 
+@pytest.mark.heavy
 def test_written_pages_show_no_text_as_markup(hostile, window):
     """The report and the data card as the chain wrote them, and tables of hostile scores."""
     store, outputs = hostile

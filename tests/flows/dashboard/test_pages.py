@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 from nautile.common.errors import ConfigError
 from nautile.common.processes import free_port
 from nautile.evals.tables.results import MISSING, ResultTable
-from nautile.flows.dashboard import figures, queries, samples
+from nautile.flows.dashboard import queries, samples
 from nautile.flows.dashboard.artifacts import graph
 from nautile.flows.dashboard.command import arguments
 from nautile.flows.dashboard.curves import Display, Line, chart, last_values
@@ -25,7 +25,7 @@ from nautile.store.events import EventWriter
 from nautile.store.views import LINEAGE_WITH_CALLS
 from nautile.tasks.engine.attempt_log import write_row
 from nautile.tasks.reinforce import reason
-from tests.support.pages.parts import cells
+from tests.support.pages.parts import cells, shown_page
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
 
@@ -105,14 +105,6 @@ def test_the_horizontal_axis_is_steps_tokens_or_time_and_a_point_links_to_its_st
         assert points["x"]["axis"]["title"].startswith(title)
         assert points["href"]["field"] == "link"
         assert drawn.table["link"].iloc[-1] == "rollouts?run=r1&step=9"
-
-
-@pytest.mark.parametrize("runs", [2, 13])
-def test_the_legend_takes_no_height_from_the_curves(runs):
-    rows = [row for index in range(runs) for row in curve_of("reward", 3, f"e{index}")]
-    lines = {f"e{index}": Line(f"run {index}", f"r{index}", "align") for index in range(runs)}
-    height = chart(rows, lines).spec["height"]
-    assert height - figures.LEGEND_ROW * runs >= 300  # a row of the legend for each run
 
 
 def test_the_table_above_charts_has_the_last_value_of_each_run_and_its_range():
@@ -255,17 +247,6 @@ def test_a_card_shows_text_literally_with_its_verdict_and_equal_answers_once():
     assert '<span class="token" title="special token">im_end</span>' in html
 
 
-def test_a_run_is_listed_stage_by_stage(made):
-    store, outputs = made
-    catalog = Catalog(store)
-    catalog.ingest()
-    run = catalog.query(RUNS, [queries.MOST_RUNS])[0]
-    stages = catalog.query(STEPS, [run["run"]])
-    assert {row["label"] for row in stages} == set(outputs)
-    assert run["stages"] == len(outputs)
-    assert all(row["state"] in ("done", "reused") for row in stages)
-
-
 def test_a_run_older_than_the_listed_ones_keeps_its_page_and_the_list_says_so(store):
     runs = queries.MOST_RUNS + 2
     for index in range(runs):
@@ -313,37 +294,18 @@ def test_thinking_is_split_from_the_answer(text, parts):
     assert split_thinking(text) == parts
 
 
-def _draw(page: str) -> None:
-    """Draw one page as app.py does. Runs inside Streamlit."""
-    from nautile.flows.dashboard import shared
-    from nautile.flows.dashboard.pages import PAGES
-
-    PAGES[page].draw(shared.chosen_run(shared.choose_run(shared.run_titles())))
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_every_page_is_drawn(made, page, monkeypatch):
-    store, _ = made
-    Catalog(store).ingest()
-    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
-    shown = AppTest.from_function(_draw, kwargs={"page": page}, default_timeout=240).run()
-    assert not shown.exception
-    assert shown.title
+    assert shown_page(made[0], page, monkeypatch).title
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_an_empty_store_shows_captions(tmp_path, page, monkeypatch):
-    monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "none"))
-    shown = AppTest.from_function(_draw, kwargs={"page": page}, default_timeout=240).run()
-    assert not shown.exception
-    assert shown.caption
+    assert shown_page(Store(tmp_path / "none"), page, monkeypatch).caption
 
 
 def test_a_reinforcement_shows_the_charts_of_the_questions_that_are_picked(made, monkeypatch):
-    store, _ = made
-    Catalog(store).ingest()
-    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
-    shown = AppTest.from_function(_draw, kwargs={"page": "reinforcement"}, default_timeout=240).run()
+    shown = shown_page(made[0], "reinforcement", monkeypatch)
     assert [heading.value for heading in shown.subheader] == ["Does it learn?"]
     few = len(shown.get("vega_lite_chart"))
     (questions,) = shown.pills
@@ -355,10 +317,7 @@ def test_a_reinforcement_shows_the_charts_of_the_questions_that_are_picked(made,
 
 
 def test_the_records_of_a_published_file_are_shown(made, monkeypatch):
-    store, _ = made
-    Catalog(store).ingest()
-    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
-    shown = AppTest.from_function(_draw, kwargs={"page": "distillation"}, default_timeout=240).run()
+    shown = shown_page(made[0], "distillation", monkeypatch)
     (choice,) = (box for box in shown.selectbox if box.label == "Set")
     shown = choice.select(next(option for option in choice.options if option.startswith("file "))).run()
     assert not shown.exception

@@ -35,8 +35,6 @@ from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog, CatalogBusy
 from nautile.store.manifest import host, now
 from tests.support.servers.http_server import FakeServer, Response, json_response
-from tests.support.servers.prefect_calls import fetch
-from tests.support.stages.toy_cli import start
 from tests.support.stages.toy_dag import toy_dag
 from tests.support.stages.toy_stages import TOY
 
@@ -73,12 +71,6 @@ def test_the_forecast_of_the_calls_stands_beside_the_budget(tmp_path, toy):
         rf"{dollars} to {dollars} if every reply is as long as it may be; none is measured yet; until 3 doc", cost
     )
     assert "of at most 4 prompts; at most $5,000.00; it never ran here" in cost
-
-
-def test_what_was_never_made_has_no_known_time(tmp_path, toy, steps):
-    store = Store(tmp_path / "store")
-    store.prepare()
-    assert "its time is unknown" in expected_cost(store, toy, steps["pretrain"])
 
 
 def asking(toy, **stage):
@@ -344,36 +336,12 @@ def test_a_server_that_asks_for_a_token_gets_it(tmp_path):
         approve(Store(tmp_path), str(uuid4()), server.url)
 
 
-def waiting_run(store, process):
-    while not (notes := waiting(store)):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
-    return notes[0]
-
-
 @pytest.fixture
 def config(tmp_path):
     path = tmp_path / "asks.toml"
     operation = "[operation.held_out]\napprove = true\n"
     path.write_text(f'extends = "{TOY}"\nname = "approved"\n{operation}', encoding="utf-8")
     return path
-
-
-@pytest.mark.slow
-def test_a_run_that_is_cancelled_while_it_waits_begins_nothing(config, prefect_url, tmp_path):
-    store = Store(tmp_path / "store")
-    more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(tmp_path / "prefect")}
-    process = start("run", str(config), "--only", "held_out", store=store.root, cwd=tmp_path, **more)
-    try:
-        note = waiting_run(store, process)
-        cancelled = {"state": {"type": "CANCELLED"}, "force": True}
-        fetch(f"{prefect_url}/flow_runs/{note['run']}/set_state", cancelled)
-        _, err = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    assert process.returncode == 2
-    assert "held_out: the run was cancelled while it waited for an answer" in err
-    assert store.list("questions") == []
 
 
 @pytest.mark.slow

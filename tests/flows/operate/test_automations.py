@@ -4,7 +4,6 @@ import asyncio
 import json
 import shutil
 import sqlite3
-import time
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -28,6 +27,7 @@ from nautile.flows.operate.automations import TAG, WITHOUT_PROCESS, silent_runs
 from nautile.flows.operate.prefect_server import BROKER
 from tests.support.servers.prefect_calls import fetch, request
 from tests.support.servers.prefect_server import running_server, start_server
+from tests.support.stages.stage_parent import wait_for
 
 OLD = "2026-01-01 00:00"
 WITHIN = timedelta(seconds=10)  # the shortest time that Prefect allows
@@ -70,14 +70,6 @@ def events(url: str, name: str) -> list[dict[str, Any]]:
     return listed
 
 
-def until(condition, seconds: float = 240.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    return value
-
-
 def counts(home: Path) -> dict[str, int]:
     """By run, for which the automation waits: how many of the events that end the wait have come."""
     with closing(sqlite3.connect(home / "prefect.db", timeout=60)) as database:
@@ -102,7 +94,7 @@ def fired(url: str) -> list[str]:
     return [label["prefect.resource.id"].removeprefix("prefect.flow-run.") for label in labels]
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_run_may_wait_for_days_in_every_state_without_a_process(prefect_home, tmp_path):
     """Their time is over before that of the silent run is, so that they would have fired with it."""
     home = tmp_path / "home"
@@ -113,7 +105,7 @@ def test_a_run_may_wait_for_days_in_every_state_without_a_process(prefect_home, 
     with running_server(home) as url:
         declare(url)
         # A process that works goes on to beat; one that is gone beats no more.
-        until(lambda: is_waited_for(url, home, working, datetime.now(UTC) + timedelta(hours=1)))
+        wait_for(lambda: is_waited_for(url, home, working, datetime.now(UTC) + timedelta(hours=1)))
 
         def send(name: str, run: str, occurred: datetime) -> None:
             request(f"{url}/events", [event(name, run, occurred)]).raise_for_status()
@@ -124,10 +116,10 @@ def test_a_run_may_wait_for_days_in_every_state_without_a_process(prefect_home, 
             send("prefect.flow-run.heartbeat", run, begun)
             send(name, run, begun)
         send("prefect.flow-run.heartbeat", silent, begun)
-        until(lambda: silent in counts(home))
+        wait_for(lambda: silent in counts(home))
         assert {who: count for run, who in waiting.items() if (count := counts(home).get(run, 1)) != 1} == {}
         who = waiting | {working: "working", silent: "silent"}
-        assert [who[run] for run in until(lambda: fired(url))] == ["silent"]
+        assert [who[run] for run in wait_for(lambda: fired(url))] == ["silent"]
 
 
 @pytest.mark.slow
@@ -147,10 +139,10 @@ def test_the_heartbeat_of_a_short_run_is_sent_before_its_end(prefect_url):
     assert unsent == [0]
     run = f"prefect.flow-run.{state.state_details.flow_run_id}"
     beats = "prefect.flow-run.heartbeat"
-    assert until(lambda: run in [event["resource"]["prefect.resource.id"] for event in events(prefect_url, beats)])
+    assert wait_for(lambda: run in [event["resource"]["prefect.resource.id"] for event in events(prefect_url, beats)])
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_server_that_was_away_calls_no_run_crashed_when_it_is_back(prefect_home, tmp_path):
     home, port = tmp_path / "home", free_port()
     shutil.copytree(prefect_home, home)
@@ -161,7 +153,7 @@ def test_a_server_that_was_away_calls_no_run_crashed_when_it_is_back(prefect_hom
     try:
         declare(url)
         working, silent = str(uuid4()), str(uuid4())
-        until(lambda: is_waited_for(url, home, working, datetime.now(UTC) + timedelta(hours=1)))
+        wait_for(lambda: is_waited_for(url, home, working, datetime.now(UTC) + timedelta(hours=1)))
         server.kill()
         server.wait()
         # While it was away, hours have passed.
@@ -171,8 +163,8 @@ def test_a_server_that_was_away_calls_no_run_crashed_when_it_is_back(prefect_hom
             )
         server = start_server(home, port, settings)
         # One that falls silent from now on is noticed, so that the automation works.
-        until(lambda: is_waited_for(url, home, silent, datetime.now(UTC)))
-        assert until(lambda: fired(url)) == [silent]
+        wait_for(lambda: is_waited_for(url, home, silent, datetime.now(UTC)))
+        assert wait_for(lambda: fired(url)) == [silent]
     finally:
         server.terminate()
         server.wait(60)

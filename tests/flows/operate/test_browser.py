@@ -6,8 +6,6 @@ test-output/browser. That a scheduled evaluation fires is tested without a brows
 
 import shutil
 import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -24,11 +22,12 @@ from nautile.store.catalog import Catalog
 from nautile.store.events import EventWriter
 from tests.support.pages.browser import chromium, save_screenshot, table_text, wait_for_page, watch
 from tests.support.servers.prefect_calls import fetch
+from tests.support.stages.stage_parent import wait_for
 from tests.support.stages.toy_cli import environment_of_operator
 from tests.support.stages.toy_dag import TOY_DAG
 from tests.support.stages.toy_stages import TOY
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.heavy
 STAGE = "ingest"  # waits in the first run, to be cancelled there
 ROW_LENGTH = 32  # of every run here: the store has the toy chain of another one, and with it no text of theirs
 REJECTED = {
@@ -88,14 +87,6 @@ def no_violation(violations):
     assert violations == []
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 300.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
-        time.sleep(0.2)
-    return value
-
-
 def has_process(run: str, deployments: services.Service) -> bool:
     """Whether a process of that flow run is there: its environment has the run's id."""
     for process in psutil.Process(deployments.pid).children(recursive=True):
@@ -153,7 +144,7 @@ def dashboard(window):
 def waiting_run(folder, running, prefect):
     """A run of the whole pipeline, started by the form; its stage waits in its process. Prefect's page shows it."""
     run = prefect.start_run("pipeline/pipeline-toy")
-    until((folder / "reached").exists, f"{STAGE} under way")
+    wait_for((folder / "reached").exists, f"{STAGE} under way")
     assert has_process(run, running["deployments"])
     return run
 
@@ -203,9 +194,9 @@ def test_a_run_under_way_moves_in_the_dashboard_which_links_to_prefect(prefect, 
     dashboard.goto(f"{running['dashboard'].url}/?run={waiting_run}")
     wait_for_page(dashboard, "Overview")
     row = "ingest:wikipedia▸ running"
-    until(lambda: row in table_text(dashboard) and "ticks" in table_text(dashboard), "the stage's row")
+    wait_for(lambda: row in table_text(dashboard) and "ticks" in table_text(dashboard), "the stage's row")
     before = table_text(dashboard)
-    until(lambda: table_text(dashboard) != before, "a page that moves by itself")
+    wait_for(lambda: table_text(dashboard) != before, "a page that moves by itself")
     save_screenshot(dashboard, "dashboard a run under way")
     link = dashboard.get_by_role("link", name="This run in Prefect").get_attribute("href")
     assert link == prefect.page.url.partition("?")[0].replace("/runs/", "/v2/runs/")
@@ -220,14 +211,14 @@ def test_cancel_ends_the_stages_process_and_both_pages_show_it(folder, prefect, 
     child = psutil.Process(int((folder / "reached").read_text()))
     prefect.page.get_by_role("button", name="Cancel").first.click()
     prefect.page.get_by_role("button", name="Confirm").click()
-    until(lambda: not child.is_running(), "the stage's process gone", 120)
-    until(lambda: prefect.state(waiting_run) == "CANCELLED", "the run cancelled")
+    wait_for(lambda: not child.is_running(), "the stage's process gone")
+    wait_for(lambda: prefect.state(waiting_run) == "CANCELLED", "the run cancelled")
     limits = fetch(f"{prefect.api}/v2/concurrency_limits/filter", {})
     assert {entry["name"] for entry in limits} >= {"nautile-accelerator", "nautile-cpu", "nautile-network"}
     assert {entry["active_slots"] for entry in limits} == {0}
     prefect.page.get_by_text("Cancelled", exact=True).first.wait_for()
     save_screenshot(prefect.page, "prefect a cancelled run")
-    until(lambda: "ingest:wikipedia■ cancelled" in table_text(dashboard), "the cancelled stage's row")
+    wait_for(lambda: "ingest:wikipedia■ cancelled" in table_text(dashboard), "the cancelled stage's row")
     save_screenshot(dashboard, "dashboard a cancelled run")
 
 
@@ -236,7 +227,7 @@ def rerun(folder, prefect):
     """A run of the one stage, which does not wait any more, at its end. Prefect's page shows it."""
     (folder / "go").touch()
     run = prefect.start_run(f"pipeline/{STAGE}-toy")
-    until(lambda: prefect.state(run) == "COMPLETED", "the stage alone")
+    wait_for(lambda: prefect.state(run) == "COMPLETED", "the stage alone")
     return run
 
 
@@ -246,7 +237,7 @@ def test_a_stage_alone_is_rerun_with_the_forms_values(folder, prefect, dashboard
     written = [artifact for artifact in Store(folder / "store").list("tokens") if artifact.manifest["run"] == rerun]
     assert {artifact.manifest["config"]["ingest"]["row_length"] for artifact in written} == {ROW_LENGTH}
     dashboard.goto(f"{running['dashboard'].url}/?run={rerun}")
-    until(lambda: "ingest:synth✓ done" in table_text(dashboard), "the rerun's row")
+    wait_for(lambda: "ingest:synth✓ done" in table_text(dashboard), "the rerun's row")
     prefect.open_artifacts()
     link = prefect.page.get_by_text("this run in the dashboard")
     link.or_(prefect.page.get_by_text("dashboard", exact=True)).first.wait_for()
@@ -262,11 +253,11 @@ def test_a_cancelled_run_is_retried_and_resume_shows_the_expected_cost_and_conti
     store = Store(folder / "store")
     again = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}}
     assert fetch(f"{prefect.api}/flow_runs/{waiting_run}/set_state", again)["status"] == "ACCEPT"
-    until(lambda: prefect.state(waiting_run) == "PAUSED", "the run suspended")
+    wait_for(lambda: prefect.state(waiting_run) == "PAUSED", "the run suspended")
     assert prefect.get(f"/flow_runs/{waiting_run}")["state"]["name"] == "Suspended"
-    (note,) = until(lambda: waiting(store), "the note of its question")
+    (note,) = wait_for(lambda: waiting(store), "the note of its question")
     assert (note["run"], note["pid"]) == (waiting_run, None)
-    until(lambda: not has_process(waiting_run, running["deployments"]), "the end of its process")
+    wait_for(lambda: not has_process(waiting_run, running["deployments"]), "the end of its process")
     assert store.begun_runs() == []
     prefect.page.goto(f"{prefect.ui}/runs/flow-run/{waiting_run}", wait_until="commit")
     prefect.page.get_by_role("button", name="Resume").click()
@@ -275,7 +266,7 @@ def test_a_cancelled_run_is_retried_and_resume_shows_the_expected_cost_and_conti
     dialog.get_by_text("Expected cost: the last time").wait_for()
     save_screenshot(prefect.page, "prefect an approval")
     dialog.get_by_role("button", name="Submit").click()
-    until(lambda: prefect.state(waiting_run) in ("COMPLETED", "FAILED", "CRASHED"), "the end of the approved run")
+    wait_for(lambda: prefect.state(waiting_run) in ("COMPLETED", "FAILED", "CRASHED"), "the end of the approved run")
     assert prefect.state(waiting_run) == "COMPLETED"
     assert waiting(store) == []
     written = [artifact for artifact in store.list() if artifact.manifest["run"] == waiting_run]

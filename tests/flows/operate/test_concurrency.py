@@ -27,6 +27,7 @@ from nautile.tasks.engine.stage import RunContext
 from tests.support.servers.prefect_calls import fetch, remove_limits, request
 from tests.support.servers.prefect_server import start_server
 from tests.support.stages import stage_sums
+from tests.support.stages.stage_parent import wait_for
 from tests.support.stages.toy_cli import ROOT
 
 pytestmark = pytest.mark.slow
@@ -131,14 +132,6 @@ def active(url: str, name: str) -> int:
     return fetch(f"{url}/v2/concurrency_limits/{name}")["active_slots"]
 
 
-def until(condition, seconds: float = 240.0):
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    return value
-
-
 def test_a_declaration_that_has_not_changed_leaves_the_servers_limit(name, prefect_url):
     request(f"{prefect_url}/v2/concurrency_limits/{name}", {"limit": 3}, method="PATCH").raise_for_status()
     concurrency.declare({"accelerator": 1, "cpu": 2}, before={"accelerator": 1, "cpu": 2})
@@ -166,6 +159,7 @@ def test_a_slot_that_no_lease_holds_is_free_again_after_reconcile(name, prefect_
     assert active(prefect_url, name) == 0
 
 
+@pytest.mark.heavy
 def test_a_step_keeps_its_slot_over_a_server_that_is_killed_and_frees_it_after_its_own_end(prefect_home, tmp_path):
     """Twice: within the lease, and after the server has given the slot back because nobody renewed it."""
     home = tmp_path / "home"
@@ -189,7 +183,7 @@ def test_a_step_keeps_its_slot_over_a_server_that_is_killed_and_frees_it_after_i
             # The server has given the slot back meanwhile: the step takes it again.
             (lease,) = [path for path in (home / "concurrency_leases").glob("*.json") if path.stem != "expirations"]
             request(f"{url}/v2/concurrency_limits/decrement-with-lease", {"lease_id": lease.stem}).raise_for_status()
-            until(lambda: active(url, name) == 1)
+            wait_for(lambda: active(url, name) == 1)
             slot.release()
             assert active(url, name) == 0
     finally:
@@ -197,6 +191,7 @@ def test_a_step_keeps_its_slot_over_a_server_that_is_killed_and_frees_it_after_i
         server.wait(60)
 
 
+@pytest.mark.heavy
 def test_a_killed_steps_slot_is_free_within_a_minute(name, prefect_url):
     """Its lease is not renewed: the server gives the slot back, also if it was restarted in between."""
     code = (
@@ -211,7 +206,7 @@ def test_a_killed_steps_slot_is_free_within_a_minute(name, prefect_url):
     assert active(prefect_url, name) == 1
     process.kill()
     process.wait()
-    until(lambda: active(prefect_url, name) == 0)
+    wait_for(lambda: active(prefect_url, name) == 0)
 
 
 def test_a_step_that_only_reuses_waits_for_no_slot(store):

@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,14 @@ from nautile.flows.operate.questions import approve, waiting
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
 from tests.support.servers.prefect_calls import fetch, request
+from tests.support.stages.stage_parent import wait_for
 from tests.support.stages.toy_cli import environment_of_operator
 from tests.support.stages.toy_dag import TOY_DAG
 from tests.support.stages.toy_stages import TOY
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 SETTINGS = '[schedule]\ncron = "* * * * *"\n'
-
-
-def until(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.3)
-    return value
 
 
 @dataclass
@@ -59,7 +52,7 @@ class Operated:
         """Kill a service and wait for its end: until then `up` rightly counts it as running."""
         service = self.service(name)
         os.kill(service.pid, signal.SIGKILL)
-        until(lambda: not service.alive())
+        wait_for(lambda: not service.alive())
 
     def start(self, deployment: str, **parameters: Any) -> str:
         entry = fetch(f"{self.api}/deployments/name/pipeline/{deployment}-toy")
@@ -72,13 +65,13 @@ class Operated:
         fetch(f"{self.api}/flow_runs/{run}/set_state", {"state": state, "force": True})
 
     def end_of(self, run: str) -> str:
-        return until(lambda: (state := self.state(run)["type"]) in ENDED and state)
+        return wait_for(lambda: (state := self.state(run)["type"]) in ENDED and state)
 
     def step_at_work(self) -> tuple[str, psutil.Process]:
         """A run whose step works, and the process of the step."""
         (self.folder / "reached").unlink(missing_ok=True)
         run = self.start("held_out", force=True)
-        until(lambda: (self.folder / "reached").exists() and (self.folder / "reached").read_text())
+        wait_for(lambda: (self.folder / "reached").exists() and (self.folder / "reached").read_text())
         return run, psutil.Process(int((self.folder / "reached").read_text()))
 
     def scheduled(self) -> list[dict[str, Any]]:
@@ -118,9 +111,9 @@ def test_after_the_death_of_any_service_everything_goes_on(operated, victim):
         assert step.is_running()
         operated.set_state(run, type="CANCELLING", name="Cancelling")
         assert operated.end_of(run) == "CANCELLED"
-    until(lambda: not step.is_running())
+    wait_for(lambda: not step.is_running())
     in_run = {"flow_runs": {"id": {"any_": [run]}}}  # the server learns of the ends of tasks from events, so later
-    until(lambda: all(task["state_type"] in ENDED for task in fetch(f"{operated.api}/task_runs/filter", in_run)))
+    wait_for(lambda: all(task["state_type"] in ENDED for task in fetch(f"{operated.api}/task_runs/filter", in_run)))
     tasks = fetch(f"{operated.api}/task_runs/filter", in_run)
     assert {task["state_type"] for task in tasks} <= {"CANCELLED", "CRASHED"}
     # A run: no slot was lost.
@@ -129,7 +122,9 @@ def test_after_the_death_of_any_service_everything_goes_on(operated, victim):
     assert operated.end_of(again) == "COMPLETED", operated.state(again)
     # A schedule.
     since = len(operated.scheduled())
-    assert until(lambda: len(operated.scheduled()) > since and operated.scheduled())[0]["state"]["type"] == "COMPLETED"
+    assert (
+        wait_for(lambda: len(operated.scheduled()) > since and operated.scheduled())[0]["state"]["type"] == "COMPLETED"
+    )
     # A clean end, without a run that is stopped.
     alive = [psutil.Process(service.pid) for service in services.services(operated.store)]
     stopped: list[str] = []
@@ -154,7 +149,7 @@ def test_down_names_the_run_that_it_stops_and_frees_its_slot_and_its_retry_goes_
     }  # fmt: skip
     (operated.folder / "go").touch()
     operated.set_state(run, type="SCHEDULED", name="AwaitingRetry")
-    until(lambda: operated.state(run)["type"] == "COMPLETED")
+    wait_for(lambda: operated.state(run)["type"] == "COMPLETED")
 
 
 def test_a_restart_keeps_what_the_operator_has_changed_and_runs_one_of_the_missed(operated):
@@ -207,7 +202,7 @@ def test_a_gate_is_held_longer_than_every_time_limit_and_over_crashes_and_retrie
     def suspended() -> bool:
         return operated.state(run)["name"] == "Suspended" and [note["run"] for note in waiting(operated.store)] == [run]
 
-    until(suspended)
+    wait_for(suspended)
     begun = time.monotonic()
     while time.monotonic() - begun < 130:
         assert suspended()
@@ -224,8 +219,8 @@ def test_a_gate_is_held_longer_than_every_time_limit_and_over_crashes_and_retrie
         if end:
             operated.set_state(run, **end)
         operated.set_state(run, type="SCHEDULED", name="AwaitingRetry" if end else "Scheduled")
-        until(lambda: operated.state(run)["type"] == "RUNNING" or suspended())
-        until(suspended)
+        wait_for(lambda: operated.state(run)["type"] == "RUNNING" or suspended())
+        wait_for(suspended)
         assert operated.store.list("questions") == []
     approve(operated.store, run[:8], None)
     assert operated.end_of(run) == "COMPLETED", operated.state(run)

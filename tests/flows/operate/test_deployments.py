@@ -124,7 +124,7 @@ def test_a_stages_pool_is_that_of_its_resource_unless_it_has_its_own(routed):
         load(str(routed))
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_workers_of_two_pools_run_the_stages_of_their_resource(routed, made, prefect_url, tmp_path, monkeypatch):
     """Each worker is a process of its own: what needs an accelerator waits for the one that has it."""
     store = Store(shutil.copytree(made[0].root, tmp_path / "store"))

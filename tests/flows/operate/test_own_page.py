@@ -122,7 +122,7 @@ def test_the_page_may_connect_to_its_own_server_alone():
     assert "localhost" not in elsewhere
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_browser_asks_nobody_outside_for_either_form_of_the_page():
     """A proxy stands for the world: what is not for this machine would arrive there."""
     from prefect.server.api.server import create_ui_app

@@ -1,7 +1,6 @@
 """`nautile up` whose server has PostgreSQL: runs are started, paused, approved, cancelled and retried."""
 
 import os
-import time
 
 import psutil
 import pytest
@@ -15,6 +14,7 @@ from nautile.flows.operate.questions import approve, waiting
 from nautile.store.artifacts import Store
 from tests.support.servers.postgres import DATABASE, PASSWORD, binary, postgres
 from tests.support.servers.prefect_calls import fetch
+from tests.support.stages.stage_parent import wait_for
 from tests.support.stages.toy_cli import environment
 from tests.support.stages.toy_dag import TOY_DAG
 from tests.support.stages.toy_stages import TOY
@@ -55,28 +55,20 @@ def running(folder):
             services.down(store)
 
 
-def until(condition):
-    deadline = time.monotonic() + 240
-    while not (value := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    return value
-
-
 def begin(api: str, deployment: str) -> str:
     entry = fetch(f"{api}/deployments/name/{deployment}")
     return fetch(f"{api}/deployments/{entry['id']}/create_flow_run", {})["id"]
 
 
 def end_of(api: str, run: str) -> str:
-    return until(lambda: (state := fetch(f"{api}/flow_runs/{run}")["state"])["type"] in ENDED and state["type"])
+    return wait_for(lambda: (state := fetch(f"{api}/flow_runs/{run}")["state"])["type"] in ENDED and state["type"])
 
 
 def test_a_run_waits_for_approval_and_goes_on(running, folder):
     api, store = running["server"].url, Store(folder / "store")
     assert len(fetch(f"{api}/deployments/filter", {})) == len(deployments(load(str(TOY)), str(TOY)))
     run = begin(api, "pipeline/held_out-toy")
-    (note,) = until(lambda: waiting(store))
+    (note,) = wait_for(lambda: waiting(store))
     assert note["run"] == run
     assert fetch(f"{api}/flow_runs/{run}")["state"]["type"] == "PAUSED"
     approve(store, run[:8], None)
@@ -87,14 +79,14 @@ def test_a_run_waits_for_approval_and_goes_on(running, folder):
 def test_a_run_is_cancelled_and_retried(running, folder):
     api, store = running["server"].url, Store(folder / "store")
     run = begin(api, "pipeline/ingest-toy")
-    until((folder / "reached").exists)
+    wait_for((folder / "reached").exists)
     fetch(f"{api}/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
     assert end_of(api, run) == "CANCELLED"
     assert store.list("tokens") == []
     (folder / "go").touch()
     again = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}}
     assert fetch(f"{api}/flow_runs/{run}/set_state", again)["status"] == "ACCEPT"
-    until(lambda: fetch(f"{api}/flow_runs/{run}")["state"]["type"] not in ("CANCELLED", "SCHEDULED"))
+    wait_for(lambda: fetch(f"{api}/flow_runs/{run}")["state"]["type"] not in ("CANCELLED", "SCHEDULED"))
     assert end_of(api, run) == "COMPLETED"
     assert {artifact.manifest["run"] for artifact in store.list("tokens")} == {run}
     assert {limit["active_slots"] for limit in fetch(f"{api}/v2/concurrency_limits/filter", {})} == {0}

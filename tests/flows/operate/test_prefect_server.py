@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from importlib import metadata
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from nautile.flows.cli.terminal import unexpected
 from nautile.flows.operate import prefect_server as prefect_env
 from nautile.flows.operate.prefect_faults import api_fault, database_fault, described, last_error, setting_fault
 from tests.support.servers.http_server import FakeServer, Response, json_response
+from tests.support.stages.stage_parent import wait_for
 from tests.support.stages.toy_cli import nautile
 from tests.support.stages.toy_stages import TOY
 
@@ -39,19 +39,12 @@ def keeper(monkeypatch):
         process.kill()
 
 
-def wait_until(condition):
-    until = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
 @pytest.mark.slow
 def test_it_is_started_again_each_time_and_ended_for_good(keeper):
     keeper, started = keeper
     for number in (1, 2):
         started[-1].kill()
-        wait_until(lambda number=number: len(started) > number)
+        wait_for(lambda number=number: len(started) > number)
     assert started[-1].poll() is None
     keeper.close()
     assert [process.poll() is not None for process in started] == [True] * 3
@@ -63,10 +56,10 @@ def test_the_last_one_is_watched_too(keeper, monkeypatch, caplog):
     keeper, started = keeper
     monkeypatch.setattr(prefect_env, "RESTARTS", 1)
     started[0].kill()
-    wait_until(lambda: len(started) == 2)
+    wait_for(lambda: len(started) == 2)
     started[1].kill()
     started[1].wait()
-    wait_until(lambda: "ended more than 1 times" in caplog.text)
+    wait_for(lambda: "ended more than 1 times" in caplog.text)
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
     assert f"ended more than 1 times, the last time with {-signal.SIGKILL}" in caplog.text
     keeper.close()
@@ -77,7 +70,7 @@ def test_one_that_never_stays_up_is_given_up(keeper, monkeypatch, caplog):
     monkeypatch.setattr(keeper, "_start", lambda: started[0])  # dead, again and again
     started[0].kill()
     started[0].wait()
-    wait_until(lambda: "ended more than" in caplog.text)
+    wait_for(lambda: "ended more than" in caplog.text)
     keeper.close()
     assert len(started) == 1
 
@@ -100,7 +93,7 @@ def test_the_server_of_a_run_listens_on_loopback_whatever_address_the_operators_
     assert [environment["PREFECT_SERVER_API_HOST"] for environment in environments] == ["127.0.0.1"]
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_run_brings_its_server_along_whatever_folders_and_proxies_there_are(made, prefect_home, tmp_path):
     """The folders have the names of our packages; the proxies do not answer."""
     store, cwd = tmp_path / "store", tmp_path / "work"

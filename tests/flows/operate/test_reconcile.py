@@ -14,8 +14,6 @@ from nautile.store.catalog import Catalog
 from nautile.store.manifest import host
 from nautile.tasks.engine.attempt_log import write_attempt_row
 from tests.support.samples.stage_store import key_of, published
-from tests.support.stages.stage_parent import is_alive, reached, start, wait_for
-from tests.support.stages.stage_sums import section
 
 RUNS = "SELECT state, error, ended, outputs FROM attempts ORDER BY time"
 
@@ -26,31 +24,6 @@ def attempt(store, word, **fields):
     row |= {"execution": f"made-{word}", "state": "running", "started": "2026-01-02T03:04:05+00:00"} | fields
     write_attempt_row(store, row)
     return row
-
-
-@pytest.mark.slow
-def test_an_attempt_that_was_killed_is_marked_and_goes_on_later(store, tmp_path):
-    gate = tmp_path / "gate"
-    gate.mkdir()
-    parent = start(store.root, section(3, gate=str(gate), gate_at=2))
-    child = reached(gate)
-    assert list(attempts(store)) == []  # it lives, and holds its key
-    parent.kill()
-    parent.communicate()
-    wait_for(lambda: not is_alive(child))
-    (result,) = attempts(store)
-    assert result.line() == "stage sums of run r1: its process is gone; marked interrupted; its work is kept"
-    (row,) = Catalog(store).query(RUNS)
-    assert (row["state"], row["error"], row["ended"]) == ("interrupted", "the process was killed", None)
-    assert list(attempts(store)) == []
-    assert list(staging(store)) == []  # the unfinished work is not garbage
-
-    (gate / "open").touch()
-    out, _ = start(store.root, section(3, gate=str(gate), gate_at=2)).communicate(timeout=60)
-    assert out.startswith("made")
-    assert [row["state"] for row in Catalog(store).query(RUNS)] == ["interrupted", "done"]
-    (artifact,) = store.list()
-    assert artifact.manifest["facts"]["written"] == 1  # of three: the other two were kept
 
 
 def test_an_attempt_that_had_published_is_done(store):

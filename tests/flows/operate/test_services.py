@@ -17,6 +17,7 @@ from tests.support.samples.evaluations import checkpoint, evaluation
 from tests.support.servers.fake_webhook import SECRET, FakeWebhook
 from tests.support.servers.listening import listening
 from tests.support.servers.prefect_calls import fetch, request
+from tests.support.stages.stage_parent import wait_for
 from tests.support.stages.toy_cli import environment_of_operator
 
 pytestmark = pytest.mark.slow
@@ -97,6 +98,7 @@ def test_the_server_settles_silent_runs_and_reacts_to_regressions(running):
     assert [entry["type"] for entry in reacts["actions"]] == ["run-deployment"]
 
 
+@pytest.mark.heavy
 def test_a_run_asked_for_in_the_form_does_its_work(running):
     store, services_by_name = running
     api = services_by_name["server"].url
@@ -115,14 +117,6 @@ def test_a_run_asked_for_in_the_form_does_its_work(running):
     assert changed["ingest.sources.0.records"] == 30
 
 
-def until(condition, seconds: float = 300.0):
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    return value
-
-
 def test_a_bad_parameter_is_refused_with_the_field_named(running):
     api = running[1]["server"].url
     # What starts processes is the worker's own: the server itself refuses it.
@@ -131,7 +125,7 @@ def test_a_bad_parameter_is_refused_with_the_field_named(running):
         assert status in (409, 422)
         assert "Validation failed for field 'overrides[0]'" in json.dumps(answer)
     _, run = ask(api, "pipeline/ingest-local", {"overrides": ["ingest.row_length=-5"]})
-    until(lambda: call(f"{api}/flow_runs/{run['id']}")[1]["state"]["type"] in ENDED)
+    wait_for(lambda: call(f"{api}/flow_runs/{run['id']}")[1]["state"]["type"] in ENDED)
     ended = call(f"{api}/flow_runs/{run['id']}")[1]
     refusal = "The form cannot be followed: overrides: `ingest.row_length`: Input should be greater than"
     assert (ended["state"]["type"], refusal in ended["state"]["message"]) == ("FAILED", True)
@@ -145,11 +139,12 @@ def ended_runs(api: str, flow: str) -> list[dict[str, Any]]:
     return call(f"{api}/flow_runs/filter", {**body, "sort": "START_TIME_ASC"})[1]
 
 
+@pytest.mark.heavy
 def test_the_schedule_fires_and_what_has_fallen_is_raised_told_and_shown(running, worse, webhook):
     store, services_by_name = running
     good, bad = worse[1]
     api = services_by_name["server"].url
-    first = until(lambda: ended_runs(api, "evaluation"))[0]
+    first = wait_for(lambda: ended_runs(api, "evaluation"))[0]
     # The next minute's run would only cost time.
     deployment = fetch(f"{api}/deployments/name/evaluation/evaluation-local")
     fetch(f"{api}/deployments/{deployment['id']}/pause_deployment", {})
@@ -161,7 +156,7 @@ def test_the_schedule_fires_and_what_has_fallen_is_raised_told_and_shown(running
     assert {entry["benchmark"] for entry in comparison.manifest["facts"]["regressions"]} == {"sums", "more"}
     (message,) = [entry for entry in webhook.messages if entry["event"] == "nautile.regression"]
     assert (message["event"], message["before"], message["after"]) == ("nautile.regression", good, bad)
-    shown = until(lambda: ended_runs(api, "regression"))[0]  # the automation has started it
+    shown = wait_for(lambda: ended_runs(api, "regression"))[0]  # the automation has started it
     assert shown["state"]["type"] == "COMPLETED", shown["state"]["message"]
     assert shown["parameters"] == {"after": bad, "before": good}
     assert shown["state"]["message"].startswith("36 samples were lost")
@@ -173,12 +168,13 @@ def test_the_schedule_fires_and_what_has_fallen_is_raised_told_and_shown(running
     assert SECRET not in logs + json.dumps([first, shown, pages])
 
 
+@pytest.mark.heavy
 def test_the_schedules_run_and_its_table_are_seen_in_prefects_page(running):
     from tests.support.pages.browser import chromium, save_screenshot, watch
 
     api = running[1]["server"].url
     ui = api.removesuffix("/api")
-    fired = until(lambda: ended_runs(api, "evaluation"))[0]
+    fired = wait_for(lambda: ended_runs(api, "evaluation"))[0]
     with chromium() as window:
         left, page = watch(window), window.new_page()
         page.goto(f"{ui}/runs/flow-run/{fired['id']}", wait_until="commit")

@@ -106,7 +106,7 @@ def test_ctrl_c_ends_the_runs_and_starts_no_other(run_with):
     assert [thread for thread in threading.enumerate() if "ThreadPool" in thread.name] == []
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_killed_it_goes_on_where_it_was_and_then_all_is_reused(bench, tmp_path):
     store = shutil.copytree(bench.store, tmp_path / "store", ignore=shutil.ignore_patterns("prefect"))
     own = os.getpriority(os.PRIO_PROCESS, 0)

@@ -1,8 +1,32 @@
-"""What a page of the dashboard shows as HTML, read from Streamlit's test client: its tables, and its literal texts."""
+"""A page of the dashboard in Streamlit's test client, and what it shows as HTML: its tables, and its literal texts."""
 
 import re
 from html import unescape
 from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+
+
+def _draw(page: str, of_a_run: bool) -> None:
+    """Draw one page as app.py does. Runs inside Streamlit."""
+    from nautile.flows.dashboard import shared
+    from nautile.flows.dashboard.pages import PAGES
+
+    PAGES[page].draw(shared.chosen_run(shared.choose_run(shared.run_titles())) if of_a_run else None)
+
+
+def shown_page(store: Store, page: str, patch: pytest.MonkeyPatch, of_a_run: bool = True) -> AppTest:
+    """The page over a store, without a fault."""
+    if store.root.exists():
+        Catalog(store).ingest()
+    patch.setenv("NAUTILE_STORE", str(store.root))
+    shown = AppTest.from_function(_draw, kwargs={"page": page, "of_a_run": of_a_run}, default_timeout=240).run()
+    assert not shown.exception
+    return shown
 
 
 def _inner(html: str, tag: str) -> list[str]:

@@ -24,12 +24,13 @@ def start(root: Path, section: dict[str, Any], run_id: str = "r1") -> subprocess
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 240.0) -> Any:
-    """The first true value of `condition`."""
-    deadline = time.monotonic() + seconds
+def wait_for(condition: Callable[[], Any], what: str = "", seconds: float = 300.0) -> Any:
+    """The first true value of `condition`, which is asked for less often the longer it takes: it may be a request."""
+    deadline, pause = time.monotonic() + seconds, 0.02
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"not true after {seconds} s"
-        time.sleep(0.02)
+        assert time.monotonic() < deadline, f"{what or 'it'}: not within {seconds:.0f} s"
+        time.sleep(pause)
+        pause = min(2 * pause, 0.3)
     return value
 
 

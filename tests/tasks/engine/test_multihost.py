@@ -67,12 +67,14 @@ def _line(process):
         return []
 
 
-def test_a_host_that_dies_ends_the_others(store, here):
+def test_a_host_that_dies_ends_the_others_and_the_next_attempt_runs_on_all(store, here):
     with pytest.raises(Retryable, match="host 1 of 2 ended by signal 9"):
         run_psum(store, here, "dies")
     wait_for(lambda: not members())
+    assert (run_psum(store, here, "dies").path / "sum.txt").read_text() == "3.0"
 
 
+@pytest.mark.heavy
 def test_a_host_that_hangs_ends_the_others_and_the_next_attempt_runs_on_all(store, hosts, tmp_path):
     with pytest.raises(Retryable, match=f"of 3 ended by SIGABRT, .* sends no heartbeat for {hosts.silent_s:g} s"):
         run_psum(store, hosts, "hangs")
@@ -138,6 +140,7 @@ def test_a_crash_is_judged_when_every_host_has_answered_or_is_lost(problem, expe
     assert other.calls == 3
 
 
+@pytest.mark.heavy
 def test_an_error_of_the_stage_is_reported_as_by_one_process(store, here):
     with pytest.raises(StageCrash, match="it failed here"):
         run_psum(store, here, "crashes", host=0)
@@ -146,6 +149,7 @@ def test_an_error_of_the_stage_is_reported_as_by_one_process(store, here):
     wait_for(lambda: not members())
 
 
+@pytest.mark.heavy
 def test_no_host_stays_when_the_launcher_is_killed(store, hosts):
     failed = []
 

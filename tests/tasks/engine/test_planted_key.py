@@ -18,8 +18,7 @@ from tests.support.servers.fake_openai import FakeOpenAI
 KEY = "sk-planted-3141592653589793"
 
 
-@pytest.mark.parametrize("mode", ["live", "batch"])
-@pytest.mark.parametrize("kind", ["openai", "mistral"])
+@pytest.mark.parametrize(("kind", "mode"), [("openai", "live"), ("mistral", "batch")])
 def test_a_planted_key_is_in_no_file_no_row_and_no_log(tmp_path, monkeypatch, caplog, kind, mode):
     monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.01))
     monkeypatch.setattr(batches, "LINGER_S", 0.02)

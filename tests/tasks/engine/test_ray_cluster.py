@@ -29,7 +29,7 @@ from tests.support.stages.stage_parent import is_alive, wait_for
 from tests.support.stages.stage_pieces import joined, pieces, runs, section
 from tests.support.stages.stage_psum import psum
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first also starts the cluster
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]  # the first also starts the cluster
 
 
 def tpu_host(worker_id):
@@ -199,7 +199,7 @@ def test_a_lost_node_ends_the_attempt_and_the_next_one_runs_on_other_hosts(store
 
     thread = threading.Thread(target=fail)
     thread.start()
-    wait_for(lambda: list((store.root / "staging").glob("*/scratch/tried-1")), 240)  # two hosts start JAX
+    wait_for(lambda: list((store.root / "staging").glob("*/scratch/tried-1")), seconds=240)  # two hosts start JAX
     members = members_of(store.root)
     raylets = {rank: process.parents()[1] for rank, process in members.items()}
     assert all("raylet" in raylet.name() for raylet in raylets.values())

@@ -16,7 +16,7 @@ from tests.support.stages.stage_psum import visit
 from tests.support.stages.toy_cli import ROOT
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_hosts_without_a_shared_disk_go_on_from_the_remote_when_one_is_replaced(machine, tmp_path, monkeypatch):
     driver = machine("driver")
     given = published(driver, "tokens", "x", {"a.txt": "20"})

@@ -104,53 +104,38 @@ def test_bad_input_is_one_message_and_leaves_the_store_valid(store, context, upd
 
 
 @pytest.mark.slow
-def test_a_retryable_failure_continues_where_it_stopped(store, context):
-    config = section(4, faults={"retry": 1})
-    with pytest.raises(Retryable, match=r"127.0.0.1:9 does not answer"):
-        run_stage(sums, config, {}, context)
-    outputs = store.get(run_stage(sums, config, {}, context)["numbers"])
-    result = runs(store)
-    assert [(run["state"], run["attempt"], run["exit_code"]) for run in result] == [("failed", 1, 75), ("done", 2, 0)]
-    assert {run["execution"] for run in result} == {outputs.execution}
-
-
-@pytest.mark.slow
-def test_each_crash_quotes_the_log_and_the_next_attempt_continues(store, context):
-    messages = {
-        "crash": r"(?s)exit code 1: by zero\. The log is .*log\.txt; its last lines:.*ZeroDivisionError: by zero",
-        "unreadable": r"exit code 1: .*Permission denied: '/root/private.txt'",
-        "killed": r"was ended by signal 9 \(SIGKILL: out of memory\?\)",
-        "exit": r"ended with exit code 0",
-        "unknown": r"sums wrote \['surprise'\]; its outputs are \['numbers', 'totals'\]",
-        "link": r"output numbers cannot be published: .*link: an artifact holds plain files only",
+def test_each_failure_is_named_with_the_log_and_the_next_attempt_continues(store, context):
+    full = r"the store .* cannot be written \(No space left on device at .*{}\)"
+    failures = {
+        "retry": (Retryable, r"127.0.0.1:9 does not answer"),
+        "crash": (
+            StageCrash,
+            r"(?s)exit code 1: by zero\. The log is .*log\.txt; its last lines:.*ZeroDivisionError: by zero",
+        ),
+        "full": (ConfigError, full.format("big.bin")),
+        "full_replies": (ConfigError, full.format("replies/m/a.jsonl")),
+        "unreadable": (StageCrash, r"exit code 1: .*Permission denied: '/root/private.txt'"),
+        "killed": (StageCrash, r"was ended by signal 9 \(SIGKILL: out of memory\?\)"),
+        "exit": (StageCrash, r"ended with exit code 0"),
+        "unknown": (StageCrash, r"sums wrote \['surprise'\]; its outputs are \['numbers', 'totals'\]"),
+        "link": (StageCrash, r"output numbers cannot be published: .*link: an artifact holds plain files only"),
     }
-    config = section(faults=dict.fromkeys(messages, 1))  # each attempt meets the next
-    for fault, message in messages.items():
-        with pytest.raises(StageCrash, match=message):
+    config, began = section(faults=dict.fromkeys(failures, 1)), set()  # each attempt meets the next
+    for fault, (error, message) in failures.items():
+        with pytest.raises(error, match=message):
             run_stage(sums, config, {}, context)
         (staging,) = (store.root / "staging").iterdir()
+        began.add(json.loads((staging / "request.json").read_text())["began"])
         if left := {"unknown": "surprise/a.txt", "link": "numbers/link"}.get(fault):
             (staging / "output" / left).unlink()
-    outputs = run_stage(sums, config, {}, context)
-    assert store.verify(store.get(outputs["numbers"])) == []
-    assert [run["state"] for run in runs(store)] == ["failed"] * len(messages) + ["done"]
-
-
-@pytest.mark.slow
-def test_all_attempts_know_when_their_execution_began(store, context):
-    began = []
-    for _ in range(2):
-        with pytest.raises(StageCrash):
-            run_stage(sums, section(faults={"crash": 2}), {}, context)
-        (staging,) = (store.root / "staging").iterdir()
-        began.append(json.loads((staging / "request.json").read_text())["began"])
-    assert began[0] == began[1]
-
-
-@pytest.mark.parametrize(("fault", "name"), [("full", "big.bin"), ("full_replies", "replies/m/a.jsonl")])
-def test_a_full_disk_is_an_operator_s_error(store, context, fault, name):
-    with pytest.raises(ConfigError, match=rf"the store .* cannot be written \(No space left on device at .*{name}\)"):
-        run_stage(sums, section(faults={fault: 1}), {}, context)
+    assert len(began) == 1, "all attempts know when their execution began"
+    outputs = store.get(run_stage(sums, config, {}, context)["numbers"])
+    assert store.verify(outputs) == []
+    result = runs(store)
+    assert [run["state"] for run in result] == ["failed"] * len(failures) + ["done"]
+    assert [run["attempt"] for run in result] == list(range(1, len(failures) + 2))
+    assert [run["exit_code"] for run in result][:3] == [75, 1, 2]
+    assert {run["execution"] for run in result} == {outputs.execution}
 
 
 @pytest.mark.slow
@@ -187,15 +172,10 @@ def test_a_damaged_artifact_is_refused_by_name_and_replaced_by_force(store, cont
     assert damage(store) == {outputs["numbers"]: [], f"{outputs['numbers']}.1": ["1.txt (its digest differs)"]}
     assert run_stage(sums, section(), {}, context) == outputs
     assert run_stage(sums, section(7), {"x": outputs["numbers"]}, context)
-
-
-@pytest.mark.slow
-def test_a_damaged_manifest_is_refused_and_replaced_by_force(store, context):
-    outputs = run_stage(sums, section(), {}, context)
     flip_byte(store.get(outputs["numbers"]).path / "manifest.json", 50)
     with pytest.raises(ConfigError, match=r"damaged: manifest.json\. .*`nautile run CONFIG --only sums:a --force`"):
         run_stage(sums, section(), {}, context)
-    assert run_stage(sums, section(), {}, forced(context)) == outputs
+    assert run_stage(sums, section(), {}, forced(context, "r3")) == outputs
     assert store.verify(store.get(outputs["numbers"])) == []
 
 
@@ -213,6 +193,11 @@ def test_force_runs_again_and_keeps_the_old_artifact(store, context):
     Catalog(store).ingest()
     steps = Catalog(store).query("SELECT execution, count(*) AS n FROM metrics GROUP BY 1")
     assert {row["execution"]: row["n"] for row in steps} == {old.execution: 3, new.execution: 3}
+    # An output that is missing is written again with its siblings.
+    store.discard(store.get(outputs["totals"]).path)
+    assert run_stage(sums, section(totals=True), {}, context) == outputs
+    assert store.get(outputs["numbers"]).execution == store.get(outputs["totals"]).execution != new.execution
+    assert store.get(f"{outputs['numbers']}.2").execution == new.execution
 
 
 @pytest.mark.slow
@@ -292,15 +277,6 @@ def test_a_forced_run_cut_short_between_its_two_renames_is_finished_by_any_run(s
     assert {store.get(f"{name}.1").execution for name in outputs.values()} == {old}
 
 
-@pytest.mark.slow
-def test_a_missing_kind_is_written_again_with_its_siblings(store, context):
-    outputs = run_stage(sums, section(totals=True), {}, context)
-    store.discard(store.get(outputs["totals"]).path)
-    assert run_stage(sums, section(totals=True), {}, context) == outputs
-    assert store.get(outputs["numbers"]).execution == store.get(outputs["totals"]).execution
-    assert store.get(f"{outputs['numbers']}.1")
-
-
 def test_two_runs_of_one_key_do_the_work_once(store, context, updates, tmp_path):
     gate = tmp_path / "gate"
     gate.mkdir()
@@ -318,22 +294,17 @@ def test_two_runs_of_one_key_do_the_work_once(store, context, updates, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_catalog_that_cannot_be_used_fails_no_stage(store, context):
+def test_neither_a_damaged_catalog_nor_a_listener_that_fails_fails_a_stage(store, context, caplog):
     store.prepare()
     store.catalog_path.write_text("this is no database")
-    outputs = run_stage(sums, section(), {}, context)
-    assert Catalog(store).rebuild()["metrics"] == 3
-    assert Catalog(store).lineage(outputs["numbers"])
-
-
-@pytest.mark.slow
-def test_a_listener_that_fails_fails_no_stage(store, context, caplog):
     unsubscribe = subscribe(lambda update: 1 / 0)
     try:
-        assert run_stage(sums, section(), {}, context)
+        outputs = run_stage(sums, section(), {}, context)
     finally:
         unsubscribe()
     assert "a progress listener failed on sums:a" in caplog.text
+    assert Catalog(store).rebuild()["metrics"] == 3
+    assert Catalog(store).lineage(outputs["numbers"])
 
 
 @pytest.mark.slow

@@ -16,12 +16,13 @@ from prefect.exceptions import PrefectException
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.retry import Backoff
-from nautile.configs.operation import StageOperation
+from nautile.configs.operation import LaunchConfig, StageOperation
 from nautile.tasks.engine import errors, prefect_task
 from nautile.tasks.engine.errors import StageCrash
 from nautile.tasks.engine.prefect_task import as_prefect_task
 from nautile.tasks.engine.progress import subscribe
 from nautile.tasks.engine.stage import RunContext
+from tests.support.stages import stage_pieces
 from tests.support.stages.stage_parent import wait_for
 from tests.support.stages.stage_sums import section, sums
 
@@ -36,15 +37,15 @@ def quick(monkeypatch):
     monkeypatch.setattr(prefect_task, "FIRST_SHOWN_AFTER_S", 0.0)
 
 
-def through_a_flow(store, config, outage_hours=1.0):
+def through_a_flow(store, config, outage_hours=1.0, stage=sums, **more):
     """The final state of a flow of one stage, and the states that the stage reported."""
 
     @flow(name="one-stage")
     def one_stage():
         operation = StageOperation(outage_hours=outage_hours)
         resume = "nautile run toy --from sums"
-        context = RunContext("r1", str(store.root), label="sums:A b", operation=operation, resume=resume)
-        return as_prefect_task(sums)(config, {}, context)
+        context = RunContext("r1", str(store.root), label="sums:A b", operation=operation, resume=resume, **more)
+        return as_prefect_task(stage)(config, {}, context)
 
     updates = []
     unsubscribe = subscribe(updates.append)
@@ -96,6 +97,14 @@ def test_a_stage_is_a_task_run_named_by_its_label_with_artifacts(store):
     again, states = through_a_flow(store, section(4))
     assert again.result() == outputs
     assert states == ["reused"]
+
+
+def test_items_are_progress_of_the_task_run_of_their_stage_and_no_task_runs(store):
+    state, _ = through_a_flow(store, stage_pieces.section(3), stage=stage_pieces.pieces, launch=LaunchConfig(workers=2))
+    assert (store.get(state.result()["numbers"]).path / "all.txt").read_text() == stage_pieces.joined(3)
+    assert task_runs(state) == [("sums:A b", StateType.COMPLETED)]
+    (progress,) = artifacts(state, "progress-sums-a-b")
+    assert progress.data == 100.0
 
 
 def test_what_is_worth_a_retry_is_tried_again(store):

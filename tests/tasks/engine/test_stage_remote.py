@@ -163,7 +163,7 @@ def test_no_call_is_lost_when_two_machines_make_an_attempt_of_the_same_number(ma
     assert (calls, attempts) == ([(4,)], [("r1", 1), ("r1", 2), ("r2", 2), ("r2", 3)])
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_machine_takes_over_from_a_killed_one_and_does_not_do_its_items_again(machine, tmp_path, monkeypatch):
     a, b = machine("a"), machine("b")
     given = pieces_section(5, gate=str(tmp_path), gated=("piece-3",))

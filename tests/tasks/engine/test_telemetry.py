@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from tensorboardX.proto.event_pb2 import Event
 
 from nautile.common.errors import ConfigError
-from nautile.common.processes import free_port
 from nautile.configs.load import load
 from nautile.configs.operation import TelemetryConfig
 from nautile.flows.dag import build_dag
@@ -71,13 +70,10 @@ def test_a_run_tells_its_metrics_to_a_collector_and_to_tensorboard(tmp_path, mon
     assert [(tag, step, value) for tag, step, value, _ in boards] == [("value", step, step) for step in range(4)]
 
 
-@pytest.mark.parametrize("status", [None, 503, 404])
-def test_a_collector_that_takes_nothing_fails_no_run_is_told_once_and_counted(tmp_path, caplog, status):
+def test_a_collector_that_takes_nothing_fails_no_run_is_told_once_and_counted(tmp_path, caplog):
     store = Store(tmp_path / "store")
     with FakeCollector() as collected:
-        collected.status = status
-        if status is None:
-            collected.url = f"http://127.0.0.1:{free_port()}"
+        collected.status = 503
         wanted = TelemetryConfig(otlp=collected.url, timeout_s=0.2)
         outputs = run_stage(sums, section(3), {}, RunContext("r1", str(store.root), label="sums", telemetry=wanted))
     assert store.get(outputs["numbers"])

@@ -122,13 +122,9 @@ def test_the_backlog_of_ten_attempts_and_of_a_second_part_is_sent_in_the_order_o
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("status", [None, 500])
-def test_a_server_that_is_gone_or_refuses_fails_no_run_is_named_once_and_counted(
-    tmp_path, mlflow, status, caplog, monkeypatch
-):
+def test_a_server_that_is_gone_fails_no_run_is_named_once_and_counted(tmp_path, caplog, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret-of-the-environment")
-    mlflow.status = status or 200
-    url = mlflow.url if status else f"http://127.0.0.1:{free_port()}"
+    url = f"http://127.0.0.1:{free_port()}"
     store, ends = Store(tmp_path / "store"), []
     unsubscribe = subscribe(lambda update: ends.append((update.state, update.undelivered)))
     try:
@@ -137,9 +133,8 @@ def test_a_server_that_is_gone_or_refuses_fails_no_run_is_named_once_and_counted
     finally:
         unsubscribe()
     assert store.get(outputs["numbers"])
-    why = "HTTP 500 of experiments/get-by-name" if status else "ConnectError"
     warnings = [record.message for record in caplog.records if "does not accept metrics" in record.message]
-    assert warnings == [f"telemetry: {url} does not accept metrics ({why}); the run continues"]
+    assert warnings == [f"telemetry: {url} does not accept metrics (ConnectError); the run continues"]
     assert ends[-1] == ("done", 4)
     rows = Catalog(store).query("SELECT value FROM metrics WHERE name = 'telemetry_undelivered'")
     assert rows == [{"value": 4.0}]

@@ -1,14 +1,12 @@
 """The classification page over a store with one in it, whose texts and labels try to be markup."""
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from nautile.store.artifacts import Store
-from nautile.store.catalog import Catalog
 from nautile.uses.classify.stage import EXAMPLES, WITHOUT_TEXT, classification_examples, classification_summary
 from nautile.uses.labelled.scores import UNTUNED
 from nautile.uses.labelled.texts import write_rows
-from tests.support.pages.parts import tables
+from tests.support.pages.parts import shown_page, tables
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
 LABELS = ("good", HOSTILE)
@@ -38,17 +36,7 @@ def shown(tmp_path, monkeypatch):
     store.publish(
         "labelled", "a" * 64, folder, stage="classify", version=2, config={}, inputs={}, facts=facts, execution="e"
     )
-    Catalog(store).ingest()
-    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
-    page = AppTest.from_function(_draw, default_timeout=30).run()
-    assert not page.exception
-    return page
-
-
-def _draw() -> None:
-    from nautile.uses.classify import page as classification
-
-    classification.page(None)
+    return shown_page(store, "classification", monkeypatch, of_a_run=False)
 
 
 def test_outcomes_are_counted_and_their_examples_are_cells_and_never_markup(shown):

@@ -1,13 +1,11 @@
 """The extraction page over a store with an extraction in it, whose texts and replies try to be markup."""
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from nautile.store.artifacts import Store
-from nautile.store.catalog import Catalog
 from nautile.uses.extract.stage import REASONS, REFUSED
 from nautile.uses.labelled.texts import write_rows
-from tests.support.pages.parts import tables
+from tests.support.pages.parts import shown_page, tables
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
 ROWS = [
@@ -21,18 +19,8 @@ def publish(store, rows, key):
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(folder / REFUSED, rows)
     facts = {"rows": 4, "extracted": 4 - len(rows), "spans": 2, "refused": {row["reason"]: 1 for row in rows}}
-    execution = {"id": key[:8], "run": "r"}
-    store.publish(
-        "extracted",
-        key,
-        folder,
-        stage="extract",
-        version=1,
-        config={},
-        inputs={},
-        facts=facts,
-        execution=execution["id"],
-    )
+    about = {"stage": "extract", "version": 1, "config": {}, "inputs": {}, "facts": facts}
+    store.publish("extracted", key, folder, **about, execution=key[:8])
 
 
 @pytest.fixture
@@ -43,19 +31,9 @@ def shown(tmp_path, monkeypatch):
         store = Store(tmp_path / "store")
         store.prepare()
         publish(store, rows, "a" * 64)
-        Catalog(store).ingest()
-        monkeypatch.setenv("NAUTILE_STORE", str(store.root))
-        page = AppTest.from_function(_draw, default_timeout=30).run()
-        assert not page.exception
-        return page
+        return shown_page(store, "extraction", monkeypatch, of_a_run=False)
 
     return draw
-
-
-def _draw() -> None:
-    from nautile.uses.extract import page as extraction
-
-    extraction.page(None)
 
 
 def test_refused_rows_are_shown_by_reason_as_cells_and_never_as_markup(shown):

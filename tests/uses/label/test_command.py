@@ -1,17 +1,11 @@
-"""`nautile distill --label`: killed and resumed without paying twice, its agreement first, and bad input."""
+"""`nautile distill --label`: paid for once, its agreement first, and bad input."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
 
 import pytest
 
 from nautile.store.artifacts import Store
 from tests.support.servers.fake_openai import FakeOpenAI
-from tests.support.stages.toy_cli import ROOT, environment
 
 GOLD = [("a fine day", "good"), ("a poor day", "bad"), ("a fine meal", "good"), ("a poor meal", "bad")]
 TEXTS = ["a fine walk", "a poor walk", "no answer", "a fine book", "a poor book", "a fine day"]
@@ -48,37 +42,18 @@ def nautile(tmp_path, monkeypatch, command_line):
 
 
 @pytest.mark.slow
-def test_a_killed_labelling_pays_for_no_reply_again(nautile, tmp_path):
-    arrived, reached, ended = [], threading.Event(), threading.Event()
-
-    def reply(body):
-        arrived.append(body)
-        if len(arrived) == len(GOLD) + 3:  # in the midst of the texts
-            reached.set()
-            ended.wait(60)
-        return answer(body)
-
-    command = ["distill", "label.toml", "--label"]
-    with FakeOpenAI(reply, per_million=(0.0, 1000.0)) as server:
+def test_texts_are_labelled_once_and_paid_for_once(nautile, tmp_path):
+    with FakeOpenAI(answer, per_million=(0.0, 1000.0)) as server:
         (tmp_path / "label.toml").write_text(CONFIG.format(url=server.url))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "nautile.flows.cli.main", *command], cwd=tmp_path, start_new_session=True,
-            env={**environment(tmp_path / "store"), "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-        try:
-            assert reached.wait(120)
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            ended.set()
-        code, out, err = nautile(*command, "--json")
-        assert code == 0, err
-        # The request that was cut is asked again; the five texts that are not among the gold rows, and no more.
-        assert len(arrived) == len(GOLD) + 5 + 1
+        for more in ((), ("--force",)):
+            code, out, err = nautile("distill", "label.toml", "--label", "--json", *more)
+            assert code == 0, err
+            # The five texts that are not among the gold rows, and no more.
+            assert server.answered == len(GOLD) + 5
     facts = json.loads(out)
     assert (facts["labelled"], facts["rejected"], facts["in_gold"]) == (4, {"unparsable": 1}, 1)
     assert facts["agreement"]["kappa"]["value"] == 1
-    [artifact] = Store(tmp_path / "store").list("labels")
+    artifact = Store(tmp_path / "store").list("labels")[-1]
     rows = [json.loads(line) for line in (artifact.path / "labels.jsonl").read_text().splitlines()]
     assert [(row["text"], row["label"]) for row in rows] == [
         (text, "good" if "fine" in text else "bad") for text in TEXTS if text not in ("no answer", GOLD[0][0])

@@ -23,7 +23,7 @@ SURVEY = {"name": "parks", "title": "Parks", "persona": "{side}", "questions": [
 ]}  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_tuned_model_moves_toward_the_humans_of_the_groups_that_it_learnt(checkpoint, tmp_path):  # noqa: F811
     survey = parse_survey(SURVEY, "t")
     config = SimulateConfig(by=("side",), draws=20, rows_at_once=4, answer="text")

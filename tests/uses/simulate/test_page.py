@@ -4,16 +4,14 @@ import json
 
 import numpy as np
 import pandas as pd
-from streamlit.testing.v1 import AppTest
 
-from nautile.store.catalog import Catalog
 from nautile.uses.simulate.comparison import compare
 from nautile.uses.simulate.config import SimulateConfig
 from nautile.uses.simulate.page import distribution
 from nautile.uses.simulate.people import Person
 from nautile.uses.simulate.reading import parse_survey
 from nautile.uses.simulate.tables import NOT_FOR, NOTHING_TO_COMPARE, score_rows
-from tests.support.pages.parts import literals, tables
+from tests.support.pages.parts import literals, shown_page, tables
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
 
@@ -31,10 +29,7 @@ def summary(humans: bool):
 
 
 def shown(store, monkeypatch):
-    Catalog(store).ingest()
-    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
-    page = AppTest.from_function(_draw, default_timeout=30).run()
-    assert not page.exception
+    page = shown_page(store, "surveys", monkeypatch, of_a_run=False)
     assert any(NOT_FOR[0] in element.value for element in page.warning)
     assert not any("<script>" in element.value for element in (*page.markdown, *page.caption, *page.subheader))
     return page
@@ -46,12 +41,6 @@ def publish(store, content):
     (folder / "summary.json").write_text(json.dumps(content))
     step = {"stage": "simulate", "version": 1, "config": {}, "inputs": {}, "facts": {}}
     store.publish("opinions", "a" * 64, folder, **step, supersede=True)
-
-
-def _draw() -> None:
-    from nautile.uses.simulate import page as surveys
-
-    surveys.page(None)
 
 
 def test_scores_stand_beside_the_baselines(store, monkeypatch):

@@ -5,12 +5,10 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from nautile.store.artifacts import Store
-from nautile.store.catalog import Catalog
 from nautile.uses.tune.page import confusion_chart, learning_curves
-from tests.support.pages.parts import tables
+from tests.support.pages.parts import shown_page, tables
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
 
@@ -42,7 +40,7 @@ def test_curves_end_with_all_rows_and_a_confusion_is_shaded_by_the_right_label()
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
+def store(tmp_path):
     store = Store(tmp_path / "store")
     store.prepare()
     folder = store.staging("a" * 64)
@@ -51,20 +49,11 @@ def store(tmp_path, monkeypatch):
     rows = {"text": [HOSTILE, "b"], "label": ["good", "good"], "given": [HOSTILE, "good"], "probability": [0.9, 0.8]}
     pq.write_table(pa.table(rows), folder / "rows.parquet")
     store.publish("tuning", "a" * 64, folder, stage="tune", version=1, config={}, inputs={}, facts={})
-    Catalog(store).ingest()
-    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
     return store
 
 
-def _draw() -> None:
-    from nautile.uses.tune import page as tuning
-
-    tuning.page(None)
-
-
-def test_scores_and_wrong_rows_are_cells_and_never_markup(store):
-    shown = AppTest.from_function(_draw, default_timeout=30).run()
-    assert not shown.exception
+def test_scores_and_wrong_rows_are_cells_and_never_markup(store, monkeypatch):
+    shown = shown_page(store, "tuning", monkeypatch, of_a_run=False)
     [[columns, first, *_]] = tables(shown)
     [wrong] = (element.value for element in shown.dataframe)
     assert dict(zip(columns, first, strict=True))["Accuracy"] == "75.0 [65.0, 85.0]"

@@ -142,7 +142,7 @@ def test_labels_by_likelihood_with_and_without_examples(tmp_path, checkpoint, ta
     np.testing.assert_allclose(probabilities.max(axis=1), shown, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_entities_are_learnt_as_json_by_adapters(tmp_path, checkpoint):
     records = [
         {"text": f"{i} {word}", "entities": [{"text": word, "label": "X"}]}
@@ -159,7 +159,7 @@ def test_entities_are_learnt_as_json_by_adapters(tmp_path, checkpoint):
     load_weights(done.output("checkpoint"))
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_shares_of_people_beside_uniform_and_mean(tmp_path, checkpoint):
     records = [
         {"prompt": f"{i} {who}", "options": ["yes", "no"], "shares": [0.9, 0.1] if who == "cat" else [0.7, 0.3]}
