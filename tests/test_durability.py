@@ -3,6 +3,7 @@
 What the kernel was asked to write is recorded: the content of a file, and the names in a folder, at its last fsync.
 """
 
+import asyncio
 import json
 import os
 import shutil
@@ -13,8 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from nautile.common.events import silent
 from nautile.common.files import append_durably, write_atomically, write_json
-from nautile.common.keyed_log import KeyedLog
+from nautile.data.endpoints.budget import Usage
+from nautile.data.endpoints.chat_types import ChatReply
+from nautile.data.endpoints.reply_cache import ReplyCache
+from nautile.data.endpoints.reply_source import ReplySource
 from nautile.store.artifacts import Store
 from nautile.store.events import EventWriter
 
@@ -59,7 +64,7 @@ class Record:
     def lost(self, top: Path) -> list[str]:
         """The paths of a tree whose content or names a power cut would take."""
         paths = [top, *top.rglob("*")]
-        return [str(p) for p in paths if self.synced.get((p.stat().st_dev, p.stat().st_ino)) != state(p)]
+        return [str(p) for p in paths if state(p) and self.synced.get((p.stat().st_dev, p.stat().st_ino)) != state(p)]
 
     def watch_renames(self) -> None:
         def watched(rename):
@@ -106,10 +111,9 @@ def appended(folder: Path) -> Path:
 
 
 def replies(folder: Path) -> Path:
-    log = KeyedLog(lambda record: record)
-    log.open(folder / "log")
-    log.write([b'{"a": 1}\n'])
-    return folder
+    cache = ReplyCache(ReplySource(folder / "replies"), "model", silent)
+    asyncio.run(cache.record(None, ChatReply("text", "stop", 3, 4, 0.5, False, "1" * 64), Usage(0.25, 7)))
+    return cache.folder
 
 
 def calls(folder: Path) -> Path:
