@@ -185,17 +185,3 @@ def test_a_hub_that_does_not_answer_may_answer_later(monkeypatch, tmp_path):
     monkeypatch.setattr(datasets, "load_dataset_builder", refused)
     with pytest.raises(Retryable, match="prompt set 'h': a/b at 0123"):
         count_prompt_rows(PromptSetConfig(name="h", source="hub", path="a/b", revision=REVISION), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"source": "jsonl"}, "prompt set 'h': source 'jsonl' needs the `path`"),
-        ({"source": "jsonl", "path": "/no/such/file"}, "no file matches"),
-        ({"source": "hub"}, "prompt set 'h': `path` is not set"),
-        ({"source": "hub", "path": "a/b"}, "`revision` '' is not a full commit hash"),
-    ],
-)
-def test_rows_of_a_set_that_is_not_complete_cannot_be_counted(fields, message, tmp_path):
-    with pytest.raises(ConfigError, match=message):
-        count_prompt_rows(PromptSetConfig(name="h", **fields), tmp_path)
