@@ -94,9 +94,10 @@ def test_ended_in_an_update_and_in_marks_it_resumes_to_the_same_bytes(uninterrup
         accumulate(learner, *arguments)
 
     with FakeOpenAI(reply=marks_of) as server:
-        with monkeypatch.context() as patch, pytest.raises(Killed):
+        with monkeypatch.context() as patch:
             patch.setattr(Learner, "_accumulate", die_in_the_third)
-            run(tmp_path, server.url)
+            with pytest.raises(Killed):
+                run(tmp_path, server.url)
         assert {row["step"] for row in lines(tmp_path / "rollouts.jsonl")} == {0, 1, 2}
         held = server.answered + 3  # in the middle of a group
         server.faults = lambda arrival: None if server.answered < held else "close"
