@@ -34,7 +34,6 @@ def ragged(tokens, lengths, width):
         {"decay": "window", "context": 24, "spectral_samples": 1},
         {"pattern": "S", "grid": "free"},
         {"pattern": "A", "blocks": 1},
-        {"pattern": "SSSA", "blocks": 1, "integration": "free"},
         {"pattern": "ASSA", "blocks": 1, "grid": "free", "integration": "free"},
     ],
     ids=lambda changes: changes.get("pattern", "SA") + " window" * ("decay" in changes),

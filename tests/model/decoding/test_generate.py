@@ -55,13 +55,6 @@ def same(item, other):
     assert (item.truncated, item.forced) == (other.truncated, other.forced)
 
 
-def test_a_sample_does_not_depend_on_the_batch(config, params, four):
-    """A batch of three: other prompts beside it, and idle rows. (One row at a time: the test of stop ids.)"""
-    again = Generator(config, SAMPLING, rows=3, prompt_length=LONGEST)(params, PROMPTS, SEEDS)
-    for item, other in zip(four, again, strict=True):
-        same(item, other)
-
-
 def test_a_sample_does_not_depend_on_its_row(config, params, four):
     order = [2, 0, 3, 1]
     generator = Generator(config, SAMPLING, rows=4, prompt_length=LONGEST)
