@@ -85,8 +85,10 @@ def test_neighbours_do_not_depend_on_how_many_queries_are_searched_together(inde
     assert together == [index.nearest([query], 5)[0] for query in queries]
 
 
-@pytest.mark.parametrize("name", [VECTORS, EXEMPLARS, FACTS, INDEX])
-@pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [(VECTORS, "flip"), (EXEMPLARS, "flip"), (FACTS, "flip"), (INDEX, "flip"), (INDEX, "cut"), (VECTORS, "gone")],
+)
 def test_a_damaged_index_is_refused_by_name(built, encoder, name, damage):
     folder = built(SUMS)
     path = folder / name
