@@ -194,10 +194,6 @@ def test_a_long_reply_is_read_in_linear_time(text):
     assert time.process_time() - began < 2
 
 
-def test_the_table_is_long_enough():
-    assert len({answer for answer, *_ in HARD}) >= 60
-
-
 @pytest.mark.parametrize(
     ("answer", "result"),
     [("A", ["A"]), ("a", ["A"]), ("A is right", ["A"]), ("A, because", ["A"]), ("A tale", []), ("A Tale of A", ["A"])],
