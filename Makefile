@@ -62,7 +62,8 @@ fast: WORKERS := 2
 fast: $(READY)
 	@$(PYTEST) -m "not slow and not heavy"
 
-# Everything but the tests marked `heavy`, which need the compilers for TPU and GPU, lm-eval, torch or W&B (2.9 GB).
+# Everything but the tests marked `heavy`, which need the compilers for TPU and GPU, lm-eval, torch or W&B (2.9 GB), or
+# minutes.
 test: $(READY)
 	@$(PYTEST) -m "not heavy"
 
