@@ -46,18 +46,14 @@ def test_a_gated_set_is_refused_with_what_helps_and_not_tried_again(hub, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_set_whose_files_are_of_another_format_is_read_as_well(hub, tmp_path):
+def test_a_quota_is_waited_for_and_files_of_another_format_are_read_as_well(hub, tmp_path):
     """Another revision of GPQA may have Parquet, which says itself what is a text."""
     other = {"benchmark": "gpqa_diamond", "hub": "allenai/ai2_arc", "subset": "ARC-Easy", "split": "test"}
-    result = hub.read({"gpqa_diamond": {}, "arc": other}, home=tmp_path)
-    assert len(result["gpqa_diamond"]) == len(result["arc"]) == 300
-
-
-@pytest.mark.slow
-def test_a_quota_is_waited_for(hub, tmp_path):
     repository = hub.repositories["openai/gsm8k"]
     repository.faults = ["throttled"]
-    assert isinstance(hub.read({"gsm8k": {}}, home=tmp_path)["gsm8k"], list)
+    result = hub.read({"gpqa_diamond": {}, "arc": other, "gsm8k": {}}, home=tmp_path)
+    assert len(result["gpqa_diamond"]) == len(result["arc"]) == 300
+    assert isinstance(result["gsm8k"], list)
     assert repository.met["throttled"] == 1
 
 
