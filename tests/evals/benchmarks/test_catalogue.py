@@ -66,10 +66,11 @@ def test_every_repository_is_pinned_to_a_commit(hub):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_an_oracle_scores_everything_and_silence_nothing(items, model, oracle, tmp_path, name):
-    def scored(rule):
-        return score(name, evaluate(model(items[name], rule), items[name], tmp_path / f"{rule}.jsonl"))
+    def scored(file, rule):
+        return score(name, evaluate(model(items[name], rule), items[name], tmp_path / file))
 
-    right, empty, unfinished = scored(oracle), scored(lambda item: ""), scored(lambda item: None)
+    rules = {"right": oracle, "empty": lambda item: "", "unfinished": lambda item: None}
+    right, empty, unfinished = (scored(f"{file}.jsonl", rule) for file, rule in rules.items())
     assert (right["n"], right["accuracy"], right["accuracy_lenient"]) == (len(items[name]), 1.0, 1.0)
     assert (right["no_answer"], right["many_answers"], right["unfinished"]) == (0, 0, 0)
     assert (empty["correct"], empty["correct_lenient"], empty["no_answer"]) == (0, 0, len(items[name]))
