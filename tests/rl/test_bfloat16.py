@@ -70,12 +70,9 @@ class EvenIds:
         return False
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("balance", "changes"),
-    [
-        pytest.param(None, {"kl": 0.05}, id="align", marks=pytest.mark.heavy),
-        pytest.param(Balance(), {"importance_cap": 2.0}, id="reason"),
-    ],
+    ("balance", "changes"), [(None, {"kl": 0.05}), (Balance(), {"importance_cap": 2.0})], ids=["align", "reason"]
 )
 def test_two_steps_of_a_policy_gradient_stage(tmp_path, balance, changes):
     model, metrics = narrow(), []
