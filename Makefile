@@ -72,7 +72,8 @@ fast: $(READY)
 test: $(READY)
 	@$(PYTEST) -m "not heavy"
 
-# Everything.
+# Everything, and property tests with other examples in each run (tests/conftest.py).
+test-all: export HYPOTHESIS_PROFILE := random
 test-all: $(READY) $(AHEAD) $(HARNESS) $(TORCH) $(TRACKERS) $(SITE) types
 	@$(PYTEST)
 

@@ -104,7 +104,7 @@ def write_atomically(
 ) -> None:
     """Replace the file `path` by `content` atomically."""
     if create_folder:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent, durable=durable)
     with atomic_path(path, durable=durable) as temporary:
         temporary.write_bytes(content)
 
@@ -153,6 +153,14 @@ def distinct_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members := dict(pairs)) < len(pairs):
         raise ValueError("an object has two members of the same name")
     return members
+
+
+def make_folder(path: Path, *, durable: bool = True) -> None:
+    """Create a folder and its parents, and fsync what names them: else a power cut could take them with their files."""
+    missing = list(itertools.takewhile(lambda folder: not folder.is_dir(), (path, *path.parents)))
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing if durable else ():
+        sync_folder(folder.parent)
 
 
 def sync_folder(path: Path) -> None:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError, Retryable
-from nautile.common.files import not_writable, read_json, sync_folder, write_json, writing
+from nautile.common.files import make_folder, not_writable, read_json, sync_folder, write_json, writing
 from nautile.configs.base import fingerprint
 from nautile.store.layout import Layout
 from nautile.store.locks import KeyLock
@@ -336,7 +336,7 @@ class Store(Layout):
             # Libraries create files that only their owner may read; those of a store have one mode, that of the umask.
             for name in files:
                 shutil.copymode(source / MANIFEST, source / name)
-            _create_durably(folder.parent)
+            make_folder(folder.parent)
             # This is the publication. Everything in the folder is on disk by now, so after a power cut it is whole or
             # absent.
             while not _rename(source, folder):
@@ -363,7 +363,7 @@ class Store(Layout):
         It becomes the live one if it is the newest by `version_order`.
         """
         folder = self._folder(manifest["kind"], manifest["key"])
-        _create_durably(folder.parent)
+        make_folder(folder.parent)
         # Versions arrive in any order: one that is older than the live one goes straight to a number.
         live = self.read(manifest["kind"], manifest["key"], 0, folder)
         older = live is not None and version_order(live.manifest) > version_order(manifest)
@@ -511,13 +511,6 @@ def in_place(artifact: Artifact, action: str) -> Iterator[Callable[[], None]]:
     except FileNotFoundError:
         check()  # the file may have moved away with its folder
         raise
-
-
-def _create_durably(folder: Path) -> None:
-    """Create a folder, and fsync its parent: else a power cut could take the folder with all that was synced in it."""
-    if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        sync_folder(folder.parent)
 
 
 def _rename(source: Path, target: Path) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nautile.common.files import is_full_or_read_only, parse_json, read_json, write_json
+from nautile.common.files import is_full_or_read_only, make_folder, parse_json, read_json, sync_folder, write_json
 from nautile.configs.base import fingerprint
 from nautile.store.manifest import DEEPEST, LARGEST_EVENT, nests_too_deep
 
@@ -54,7 +54,7 @@ class EventWriter:
         self._count = 0
         self._last_us = 0
         self._part = 1
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         # A resumed attempt goes on in the newest part: the older ones may be at the remote already.
         while (path.parent / self._file_name(self._part + 1)).exists():
             self._part += 1
@@ -67,6 +67,8 @@ class EventWriter:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         descriptor = os.open(self.path.with_name(self._file_name(self._part)), flags, 0o666)
         self._size = os.fstat(descriptor).st_size
+        if not self._size:
+            sync_folder(self.path.parent)  # the file may be new, and without its entry there its events would be lost
         # A last line without a newline is incomplete, because of a crash.
         self._torn = self._size > 0 and os.pread(descriptor, 1, self._size - 1) != b"\n"
         return descriptor

@@ -20,16 +20,6 @@ def _small_merges():
         yield
 
 
-@given(st.lists(st.lists(KEYS, max_size=9), max_size=9), st.lists(KEYS))
-def test_it_is_a_set(groups, others):
-    keys, expected = SortedKeys(), set()
-    for group in groups:
-        keys.update(group)
-        expected.update(group)
-        assert len(keys) == len(expected)
-    assert all((key in keys) == (key in expected) for key in [*others, *expected])
-
-
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.lists(KEYS, max_size=9), st.lists(KEYS, max_size=9)), max_size=9), st.lists(KEYS))
 def test_files_and_single_keys_make_one_set(tmp_path_factory, groups, others):
@@ -51,16 +41,6 @@ def test_it_is_a_map_in_which_the_latest_value_of_a_key_counts(pairs, others):
         expected[key] = value
     assert len(keys) == len(expected)
     assert all(keys.get(key) == expected.get(key) for key in [*others, *expected])
-
-
-def test_keys_are_read_back_from_a_file(tmp_path):
-    (tmp_path / "x.u8").write_bytes(to_bytes([1, 2**64 - 1, 7]))
-    keys = SortedKeys()
-    keys.update([7])
-    keys.load(tmp_path / "x.u8")
-    assert all(key in keys for key in (1, 7, 2**64 - 1))
-    assert 2 not in keys
-    assert len(keys) == 3
 
 
 def test_loading_many_files_sorts_once(tmp_path):

@@ -44,7 +44,7 @@ def test_a_key_in_the_place_of_its_variables_name_is_refused_and_not_repeated(tm
     assert key not in str(error.value)
 
 
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", KEYS[::4])
 def test_a_form_does_not_repeat_a_key_either(key):
     with pytest.raises(ConfigError) as refused:
         load_form("local", [f"endpoints.smollm2.key_variable={json.dumps(key)}"])

@@ -78,7 +78,7 @@ def test_initialisation_is_a_function_of_the_seed(config):
 @pytest.mark.slow
 def test_the_loss_starts_near_the_logarithm_of_the_vocabulary():
     """Of a wide and deep model; that of a small one is the first of the golden losses."""
-    config = tiny_config(width=256, blocks=8, vocabulary=500, feed_forward=512)
+    config = tiny_config(width=128, blocks=8, vocabulary=500, feed_forward=256)
     batch = packed_rows(500, [[64]] * 4, 64)
     sums = jax.jit(lambda: weighted_loss(initialise(config, 0), config, batch))()
     assert abs(float(sums.loss / sums.weight) - np.log(500)) < 0.15
@@ -163,10 +163,9 @@ def test_rows_that_continue_a_beginning_read_as_whole_rows(config, params, patte
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pattern", ["S", "ASA"])
-def test_gradients_are_those_of_the_naive_form(pattern, batch):
+def test_gradients_are_those_of_the_naive_form(batch):
     """Of every parameter, with free θ and ω."""
-    config = tiny_config(pattern=pattern, blocks=1, **PAPERS)
+    config = tiny_config(pattern="ASA", blocks=1, **PAPERS)
 
     def gradient(params, **changes):
         changed = config.model_copy(update=changes)

@@ -35,7 +35,7 @@ def narrow(**changes):
     return tiny_model().model_copy(update={"compute_dtype": "bfloat16", **changes})
 
 
-@pytest.mark.parametrize("longest", [9, 150])
+@pytest.mark.parametrize("longest", [9, pytest.param(150, marks=pytest.mark.heavy)])
 def test_gradients_of_a_step_are_those_of_float32_within_the_stated_error(longest):
     """Completions of one chunk of the loss (128 columns), and of two."""
     params = initialise(tiny_model(), 0)
@@ -70,6 +70,7 @@ class EvenIds:
         return False
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("balance", "changes"), [(None, {"kl": 0.05}), (Balance(), {"importance_cap": 2.0})], ids=["align", "reason"]
 )
@@ -99,6 +100,7 @@ def test_two_steps_of_a_policy_gradient_stage(tmp_path, balance, changes):
         assert values["importance_above_cap", step] == 0
 
 
+@pytest.mark.heavy
 def test_two_updates_of_self_distillation(tmp_path, monkeypatch):
     rewards = itertools.cycle([1.0, 0.0])
     monkeypatch.setattr(self_distillation, "verifiable", lambda *_: next(rewards))

@@ -23,17 +23,29 @@ pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
-    command = [sys.executable, "-m", "tests.support.processes.reinforced_mesh", str(tmp_path_factory.mktemp("mesh"))]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def compared(tmp_path_factory):
+    """compared(part, ...) -> the results of each part of `reinforced_mesh` on one device and on eight."""
+
+    def run(*parts):
+        environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
+        command = [
+            sys.executable,
+            "-m",
+            "tests.support.processes.reinforced_mesh",
+            str(tmp_path_factory.mktemp("mesh")),
+        ]
+        done = subprocess.run(
+            [*command, *parts], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=DEADLINE_S
+        )
+        assert done.returncode == 0, done.stderr
+        return [(results["one"], results["many"]) for results in map(json.loads(done.stdout).get, parts)]
+
+    return run
 
 
 @pytest.mark.slow
-def test_eight_devices_sample_and_update_as_one_does(results):
-    result, many = results["one"], results["many"]
+def test_eight_devices_sample_and_update_as_one_does(compared):
+    [(result, many)] = compared("updates")
     assert many["ids"] == result["ids"]
     for a, b in zip(many["logprobs"], result["logprobs"], strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
@@ -45,18 +57,11 @@ def test_eight_devices_sample_and_update_as_one_does(results):
 
 
 @pytest.mark.slow
-def test_fewer_prompts_than_devices_are_read_by_the_fused_operator_too(results):
-    assert results["many"]["fused"] == results["one"]["fused"]
-
-
-@pytest.mark.slow
-def test_eight_devices_distil_as_one_does(results):
-    assert results["many"]["loss"] == pytest.approx(results["one"]["loss"], rel=1e-4)
-
-
-@pytest.mark.slow
-def test_a_plan_for_eight_needs_less_of_each(results):
-    result, many = results["one"]["plan"], results["many"]["plan"]
+@pytest.mark.heavy
+def test_eight_devices_distil_as_one_does_read_few_prompts_and_need_less_memory(compared):
+    losses, fused, (result, many) = compared("distilled_loss", "fused_samples", "plan")
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert fused[1] == fused[0], "fewer prompts than devices"
     assert many["resident"] < result["resident"] / 3
     assert many["cache"] == pytest.approx(result["cache"] / 8, rel=0.1)
     assert many["rollout"] < result["rollout"]

@@ -1,14 +1,8 @@
 """Problems of each source: fixed by config and seed, in one split only, screened against the benchmarks."""
 
-import itertools
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from nautile.common.errors import ConfigError
@@ -20,36 +14,6 @@ from nautile.evals.benchmarks.catalogue import items_of
 from nautile.evals.benchmarks.registry import BENCHMARKS
 from nautile.rl.problems import ProblemOrder, ProblemScreen, load, load_guard
 from tests.rl.conftest import SUMS, policy
-from tests.support.servers.fake_hub import FakeHub
-
-REVISION = "0123456789" * 4
-# The client reads HF_ENDPOINT when it is imported, so the reading has a process of its own.
-CHILD = """
-import json, sys
-from nautile.configs.training import ProblemsConfig
-from nautile.common.errors import ConfigError
-from nautile.rl.problems import load
-results = []
-for revision in sys.argv[1:]:
-    try:
-        found = load(ProblemsConfig(source="gsm8k", count=5, revision=revision), 0)
-        results.append([problem.answer for problem in found])
-    except ConfigError as error:
-        results.append(str(error))
-print(json.dumps(results))
-"""
-
-
-@pytest.mark.slow
-def test_splits_never_share_a_question():
-    by_name = {
-        split: {p.question for seed in (0, 1) for p in itertools.islice(problems(SUMS, seed, split), 40)}
-        for split in ("train", "guard", "held_out")
-    }
-    assert not by_name["train"] & by_name["held_out"]
-    assert not by_name["train"] & by_name["guard"]
-    assert not by_name["guard"] & by_name["held_out"]
-    assert all(problem_split(question) == split for split, questions in by_name.items() for question in questions)
 
 
 @pytest.mark.slow
@@ -122,30 +86,6 @@ def test_too_few_problems_after_screening_is_an_error():
     ]
     with pytest.raises(ConfigError, match=r"has 0 distinct train problems \(\d+ more overlap a benchmark\), not 3"):
         load(config, 0, screen=ProblemScreen(ContaminationIndex(few, common=10**6)))
-
-
-@pytest.mark.slow
-def test_gsm8k_is_read_at_its_pinned_commit_and_another_in_the_cache_is_refused(tmp_path):
-    folder = tmp_path / "repository"
-    (folder / "main").mkdir(parents=True)
-    (folder / "README.md").write_text(
-        "---\nconfigs:\n- config_name: main\n  data_files:\n  - {split: train, path: main/train.parquet}\n---\n"
-    )
-    rows = [{"question": f"What is {n} + {n}?", "answer": f"{n} + {n} = {2 * n}\n#### {2 * n}"} for n in range(8)]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "main" / "train.parquet")
-    with FakeHub(folder, "openai/gsm8k", REVISION) as hub:
-        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
-        command = [sys.executable, "-c", CHILD, REVISION, "main", "f" * 40]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    result, branch, other = json.loads(done.stdout)
-    expected = [str(2 * n) for n, row in enumerate(rows) if problem_split(row["question"]) != "guard"]
-    assert result == expected[:5]
-    message = "problems.revision: 'main' is not a full commit hash of openai/gsm8k; leave it out to read e53f"
-    assert branch.startswith(message)
-    assert other.startswith(
-        "gsm8k: openai/gsm8k main train at ffffffffffff: this machine's cache has only another commit"
-    )
 
 
 @pytest.fixture

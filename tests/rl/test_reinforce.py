@@ -1,9 +1,7 @@
-"""A reinforcement run that is killed anywhere resumes to the same bytes; missing scores are counted and left out."""
+"""A reinforcement run that ends anywhere resumes to the same bytes; missing scores are counted and left out."""
 
 import hashlib
 import json
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -11,15 +9,51 @@ import pytest
 
 from nautile.common.errors import Retryable
 from nautile.common.events import silent
-from nautile.rl.objectives import token_weights
-from nautile.rl.rewards import advantages
-from nautile.rl.rollouts import truncate_log
-from tests.support.processes.reinforcing import JUDGE, run
-from tests.support.samples.replies import reply_rows
+from nautile.common.retry import Backoff
+from nautile.configs.endpoint import EndpointConfig
+from nautile.configs.training import JudgeConfig, ProblemsConfig, RolloutConfig
+from nautile.data.endpoints import circuit_breaker
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.model.nautile import initialise
+from nautile.model.weights.files import save_weights
+from nautile.rl.judge import Judge
+from nautile.rl.learner import Learner
+from nautile.rl.problems import load, load_guard
+from nautile.rl.reinforce import Reinforcement, reinforce
+from nautile.rl.rollouts import StageInputs, truncate_log
+from nautile.tasks.reinforce import JudgeScorer
+from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
 from tests.support.servers.fake_openai import FakeOpenAI, always, useful
 
-DEADLINE_S = 1500  # of one process that compiles; a machine four times slower than a laptop needs 400
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(5 * DEADLINE_S)]
+pytestmark = pytest.mark.slow
+
+JUDGE = JudgeConfig(endpoint="judge")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.01))
+    monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 0.1)
+
+
+def run(folder, url, steps=4, emit=silent, **changes):
+    """Align a tiny model by the judge at `url`. `changes` are of the policy."""
+    endpoint = EndpointConfig(kind="openai", model="fake", url=url, timeout_s=60, concurrency=2)
+    model, settings = (
+        tiny_model(),
+        policy(steps=steps, kl=0.1, **{"save_every": 2, "refill": 1, "sync_every": 3, **changes}),
+    )
+    problems = load(ProblemsConfig(tasks=SUMS, count=12), 0), load_guard(ProblemsConfig(tasks=SUMS), settings)
+    with EndpointPool({"judge": endpoint}, folder / "replies", emit) as pool:
+        reinforcement = Reinforcement(
+            inputs=StageInputs(model, TOKENIZER, *problems), policy=settings, identity={"run": 1}, work=folder,
+            rollout=RolloutConfig(prompts=2, group=4, prompt_length=60, max_tokens=6),
+            scorer=JudgeScorer(Judge(pool, JUDGE), JUDGE, 6), rollouts=folder / "rollouts.jsonl", data_seed=7,
+            sampling_seed=7, emit=emit,
+        )  # fmt: skip
+        params, facts = reinforce(reinforcement, initialise(model, 0))
+    save_weights(folder / "final", params, model, TOKENIZER)
+    return facts
 
 
 def marks_of(body):
@@ -32,6 +66,10 @@ def lines(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
+class Killed(Exception):
+    """Ends a run in place of a signal."""
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """An uninterrupted run."""
@@ -42,43 +80,30 @@ def uninterrupted(tmp_path_factory):
     return folder, facts, server.answered, metrics
 
 
-def start(folder, url, stop=""):
-    command = [sys.executable, "-m", "tests.support.processes.reinforcing", str(folder), url, *([stop] if stop else [])]
-    return subprocess.Popen(command)
-
-
-def kill_when(child, ready):
-    """Wait until `ready` is true, then kill the process."""
-    deadline = time.monotonic() + DEADLINE_S
-    try:
-        while not ready():
-            assert child.poll() is None, "it ended before it could be killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-    finally:
-        child.kill()
-        child.wait()
-
-
-def test_killed_in_an_update_and_in_marks_it_resumes_to_the_same_bytes(uninterrupted, tmp_path):
+def test_ended_in_an_update_and_in_marks_it_resumes_to_the_same_bytes(uninterrupted, tmp_path, monkeypatch):
     """In the third update, whose rollouts are in the log but in no checkpoint; then, resumed, in marks of a later step.
-    (A kill in a rollout leaves no more than one in its marks.)"""
+    (An end in a rollout leaves no more than one in its marks.)"""
     folder, _, answered, _ = uninterrupted
-    stopped, saved = tmp_path / "stopped", tmp_path / "checkpoints" / "steps" / "2"
+    accumulate, saved = Learner._accumulate, tmp_path / "checkpoints" / "steps" / "2"
+
+    def die_in_the_third(learner, *arguments):
+        while learner.steps == 2:
+            if saved.exists():
+                raise Killed
+            time.sleep(0.02)
+        accumulate(learner, *arguments)
+
     with FakeOpenAI(reply=marks_of) as server:
-        kill_when(start(tmp_path, server.url, "3"), lambda: stopped.exists() and saved.exists())
+        with monkeypatch.context() as patch:
+            patch.setattr(Learner, "_accumulate", die_in_the_third)
+            with pytest.raises(Killed):
+                run(tmp_path, server.url)
         assert {row["step"] for row in lines(tmp_path / "rollouts.jsonl")} == {0, 1, 2}
         held = server.answered + 3  # in the middle of a group
-        server.faults = lambda arrival: None if server.answered < held else "hang"
-        kept = tmp_path / "replies"  # a reply that is not in it yet would rightly be asked for again
-        kill_when(
-            start(tmp_path, server.url),
-            lambda: server.statuses["hang"] > 0 and len(reply_rows(kept)) >= server.answered,
-        )
-        assert not (tmp_path / "final").exists()
-        server.faults = lambda arrival: None if server.answered < held + 2 else "close"
+        server.faults = lambda arrival: None if server.answered < held else "close"
         with pytest.raises(Retryable):  # an outage is worth another try
             run(tmp_path, server.url)
+        assert not (tmp_path / "final").exists()
         server.faults = always(None)
         run(tmp_path, server.url)
         assert server.answered == answered, "no reply was asked for twice"
@@ -134,21 +159,6 @@ def test_every_step_emits_the_metrics_a_practitioner_looks_at(uninterrupted):
     assert min(gaps[1:3]) > 1e-4, "the sampler keeps its parameters for three steps"
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_token_weights_of_groups_with_missing_scores(seed):
-    """Over a group's tokens and over groups, without the unscored in either: against plain numpy."""
-    rng = np.random.default_rng(seed)
-    rewards = [[None if rng.random() < 0.3 else float(rng.random()) for _ in range(4)] for _ in range(5)]
-    lengths = [[int(rng.integers(1, 9)) for _ in group] for group in rewards]
-    kept = [
-        [n for n, a in zip(group, advantages(given), strict=True) if a is not None]
-        for group, given in zip(lengths, rewards, strict=True)
-    ]
-    live = sum(bool(group) for group in kept)
-    for group, weights in zip(kept, token_weights(kept), strict=True):
-        assert weights == pytest.approx([1 / (np.sum(group) * live) for _ in group])
-
-
 @pytest.mark.parametrize(("action", "returns"), [("stop", 0), ("roll_back", 1)])
 def test_the_guard_stops_or_goes_back_when_the_policy_falls(tmp_path, monkeypatch, action, returns):
     """Scripted readings (the tiny model solves nothing): 8 of 8 at the start, none after the first two updates."""
@@ -177,10 +187,6 @@ def test_a_run_without_an_update_says_why(tmp_path):
         *["no reward yet, 16 completions without a score, no update: no completion was scored"] * 2,
         "no update: no completion was scored",
     ]
-
-
-class Killed(Exception):
-    """Ends a run in place of a signal."""
 
 
 def test_a_run_killed_after_a_better_reading_rolls_back_to_the_policy_of_its_checkpoint(tmp_path, monkeypatch):
@@ -215,16 +221,8 @@ def test_truncate_log_drops_later_rows_and_a_torn_line(tmp_path):
     log = tmp_path / "log.jsonl"
     # A completion may hold a line separator other than a line feed, which JSON leaves as it is.
     kept = '{"step": 0}\n{"step": 1, "text": "a\u2028b\x85c"}\n'
-    log.write_text(kept + '{"step": 2}\n{"st', encoding="utf-8")
-    truncate_log(log, 2)
-    assert log.read_text(encoding="utf-8") == kept
+    for torn in (b'{"st', '{"step": 1, "text": "\u00e9'.encode()[:-1]):  # a full disk ends a write at any byte
+        log.write_bytes(f'{kept}{{"step": 2}}\n'.encode() + torn)
+        truncate_log(log, 2)
+        assert log.read_text(encoding="utf-8") == kept
     truncate_log(tmp_path / "absent.jsonl", 2)
-
-
-def test_truncate_log_drops_a_line_torn_within_a_character(tmp_path):
-    """A full disk ends a write at any byte."""
-    log = tmp_path / "log.jsonl"
-    kept = '{"step": 0, "text": "é"}\n'
-    log.write_bytes(kept.encode() + '{"step": 1, "text": "é'.encode()[:-1])
-    truncate_log(log, 2)
-    assert log.read_text(encoding="utf-8") == kept

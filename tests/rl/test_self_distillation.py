@@ -108,91 +108,66 @@ def test_an_update_that_is_not_finite_is_not_applied(params, step):
         skipped.record(8, measured, params)
 
 
-def test_the_updates_of_all_rounds_are_numbered_in_one_sequence(model, params, monkeypatch, tmp_path):
-    """The rounds have traces of 3 and of 1 problem, so 6 and 2 updates of one trace each."""
-    trace = {
-        "prompt_ids": [1], "ids": [2], "logprobs": [0.0], "reward": 1.0, "advantage": 0.5, "forced": None,
-        "solve_rate": 0.5,
-    }  # fmt: skip
-    traces = {0: 3, 1: 1}
+@pytest.fixture
+def distil(model, params, monkeypatch, tmp_path):
+    """distil(traces of each round, settings) -> facts, events and the rates of the updates; nothing is computed.
 
-    def sample(run, params, number, mesh, check_stop):
-        rows = [json.dumps({"step": 0, "position": position, **trace}) + "\n" for position in range(traces[number])]
-        (run.work / self_distillation.SAMPLES.format(number)).write_text("".join(rows))
+    A round has a row for each trace, of a problem of its own, and one of a problem that was never solved.
+    """
 
-    def step(params, state, batch, rate):
-        return params, state, jnp.float32(1.0), {"applied": True}
+    def run_of(traces, **settings):
+        trace = {
+            "prompt_ids": [1], "ids": [2], "logprobs": [0.0], "reward": 1.0, "advantage": 0.5, "forced": None,
+            "solve_rate": 0.5,
+        }  # fmt: skip
+        unsolved = {"reward": 0.0, "advantage": 0.0, "solve_rate": 0.0}
+        rates, events = [], []
 
-    state = optax.ScaleByScheduleState(count=jnp.zeros((), jnp.int32))
-    monkeypatch.setattr(self_distillation, "_sample", sample)
-    monkeypatch.setattr(self_distillation, "programs", lambda *_: (lambda params: state, step))
-    rollout = RolloutConfig(prompts=1, group=2, max_tokens=8, prompt_length=8)
-    config = SelfDistillConfig(
-        rollout=rollout, problems=ProblemsConfig(tasks=SUMS), rounds=2, epochs=2, batch_rows=1,
-        optimizer=OptimizerConfig(learning_rate=RATE),
-    )  # fmt: skip
-    steps = []
-    run = SelfDistillation(
-        StageInputs(model, TOKENIZER, ()), config, {}, tmp_path, tmp_path / "traces.jsonl", 0,
-        lambda kind, **fields: steps.append(fields["step"]) if fields.get("name") == "loss" else None,
-    )  # fmt: skip
-    self_distil(run, params)
-    assert steps == list(range(1, 9))
+        def sample(run, params, number, mesh, check_stop):
+            rows = [{"step": 0, "position": position, **trace} for position in range(traces[number])]
+            rows.append({"step": 0, "position": 9, **trace, **unsolved})
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            (run.work / self_distillation.SAMPLES.format(number)).write_text(lines)
 
+        def step(params, state, batch, rate):
+            rates.append(float(rate))
+            return params, state, jnp.float32(1.0), {"applied": True}
 
-def test_a_batch_of_few_traces_has_a_rate_that_much_lower_and_a_round_without_any_says_why(
-    model, params, monkeypatch, tmp_path
-):
-    """Five traces in batches of two: rates of 1, 1 and 1/2. The second round has none."""
-    trace = {
-        "prompt_ids": [1], "ids": [2], "logprobs": [0.0], "reward": 1.0, "advantage": 0.5, "forced": None,
-        "solve_rate": 0.5,
-    }  # fmt: skip
-    unsolved = {"reward": 0.0, "advantage": 0.0, "solve_rate": 0.0}
-    rates, progress = [], []
-
-    def sample(run, params, number, mesh, check_stop):
-        rows = [json.dumps({"step": 0, "position": position, **trace}) + "\n" for position in range(5 * traced)]
-        rows += [json.dumps({"step": 0, "position": 9, **trace, **unsolved}) + "\n"]
-        (run.work / self_distillation.SAMPLES.format(number)).write_text("".join(rows))
-
-    def step(params, state, batch, rate):
-        rates.append(float(rate))
-        return params, state, jnp.float32(1.0), {"applied": True}
-
-    state = optax.ScaleByScheduleState(count=jnp.zeros((), jnp.int32))
-    monkeypatch.setattr(self_distillation, "_sample", sample)
-    monkeypatch.setattr(self_distillation, "programs", lambda *_: (lambda params: state, step))
-    config = SelfDistillConfig(
-        rollout=RolloutConfig(prompts=1, group=2, max_tokens=8, prompt_length=8), problems=ProblemsConfig(tasks=SUMS),
-        batch_rows=2, optimizer=OptimizerConfig(learning_rate=RATE, schedule="constant"),
-    )  # fmt: skip
-
-    def facts_of(folder):
-        run = SelfDistillation(
-            StageInputs(model, TOKENIZER, ()), config, {}, folder, folder / "traces.jsonl", 0,
-            lambda kind, **fields: progress.append(fields.get("note")) if kind == "progress" else None,
+        state = optax.ScaleByScheduleState(count=jnp.zeros((), jnp.int32))
+        monkeypatch.setattr(self_distillation, "_sample", sample)
+        monkeypatch.setattr(self_distillation, "programs", lambda *_: (lambda params: state, step))
+        config = SelfDistillConfig(
+            rollout=RolloutConfig(prompts=1, group=2, max_tokens=8, prompt_length=8),
+            problems=ProblemsConfig(tasks=SUMS), rounds=len(traces), **settings,
         )  # fmt: skip
-        folder.mkdir()
-        return self_distil(run, params)[1]
+        run = SelfDistillation(
+            StageInputs(model, TOKENIZER, ()), config, {}, tmp_path, tmp_path / "traces.jsonl", 0,
+            lambda kind, **fields: events.append((kind, fields)),
+        )  # fmt: skip
+        return self_distil(run, params)[1], events, rates
 
-    traced = True
-    assert facts_of(tmp_path / "some")["updates"] == 3
-    assert rates == pytest.approx([RATE, RATE, RATE / 2])
-    traced = False
-    facts = facts_of(tmp_path / "none")
+    return run_of
+
+
+def test_the_updates_of_all_rounds_are_numbered_in_one_sequence(distil):
+    """The rounds have traces of 3 and of 1 problem, so 6 and 2 updates of one trace each."""
+    optimizer = OptimizerConfig(learning_rate=RATE)
+    _, events, _ = distil([3, 1], epochs=2, batch_rows=1, optimizer=optimizer)
+    assert [fields["step"] for _, fields in events if fields.get("name") == "loss"] == list(range(1, 9))
+
+
+def test_a_batch_of_few_traces_has_a_rate_that_much_lower(distil):
+    optimizer = OptimizerConfig(learning_rate=RATE, schedule="constant")
+    facts, _, rates = distil([5], batch_rows=2, optimizer=optimizer)
+    assert (facts["updates"], rates) == (3, pytest.approx([RATE, RATE, RATE / 2]))
+
+
+def test_a_round_without_any_trace_says_why(distil):
+    facts, events, _ = distil([0], optimizer=OptimizerConfig(learning_rate=RATE))
     assert facts["updates"] == 0
     assert facts["no_update"] == ("no completion is better than its group: of 1 problems 1 were never solved, 0 always")
-    assert progress[-1] == f"no update: {facts['no_update']}"
-
-
-def test_a_token_of_a_short_trace_weighs_as_much_as_one_of_a_long_trace():
-    rng = np.random.default_rng(4)
-    short, long = row(rng, 1, 0.5), row(rng, 9, 0.5)
-    (batch,) = batches([short, long], 2, 16)
-    assert batch["weights"][0].sum() == 1
-    assert batch["weights"][1].sum() == 9
-    assert set(np.unique(batch["weights"])) == {0.0, 1.0}
+    notes = [fields.get("note") for kind, fields in events if kind == "progress"]
+    assert notes[-1] == f"no update: {facts['no_update']}"
 
 
 def test_a_prompt_has_no_weight_however_it_is_padded():

@@ -200,18 +200,6 @@ def test_a_publication_interrupted_before_its_rename_can_be_repeated(store, monk
     assert store.verify(again) == []
 
 
-def test_the_folder_of_a_new_kind_is_as_durable_as_its_artifact(store, monkeypatch):
-    synced, sync = [], artifacts.sync_folder
-
-    def record(folder):
-        synced.append(folder)
-        sync(folder)
-
-    monkeypatch.setattr(artifacts, "sync_folder", record)
-    first = published(store, "tokens", "one")
-    assert {first.folder.parent, store.root / "artifacts"} <= set(synced)
-
-
 def test_the_root_comes_from_the_argument_the_environment_or_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NAUTILE_STORE", raising=False)

@@ -215,9 +215,8 @@ def test_the_live_file_has_the_newest_values(tmp_path, path):
 
 
 def test_flush_waits_until_every_event_is_on_disk(path, monkeypatch):
-    synced = []
+    synced, emit = [], EventWriter(path, "e1")
     monkeypatch.setattr("os.fsync", lambda descriptor: synced.append(path.stat().st_size))
-    emit = EventWriter(path, "e1")
     emit("metric", name="loss", step=1, value=2.0)
     assert synced == []
     flush(emit)

@@ -35,8 +35,7 @@ def twelve(tmp_path):
     return {"prompt_sets": (prompt_set,), "prompts": 12, "near_duplicates": False}
 
 
-@pytest.mark.parametrize("wanted", [1, 5, 7])
-@pytest.mark.parametrize(("chunk", "concurrency"), [(3, 1), (5, 8), (12, 3)])
+@pytest.mark.parametrize(("wanted", "chunk", "concurrency"), [(1, 5, 8), (5, 3, 1), (7, 12, 3)])
 def test_it_asks_until_so_many_documents_are_accepted_and_not_one_prompt_more(
     run, tmp_path, monkeypatch, twelve, wanted, chunk, concurrency
 ):

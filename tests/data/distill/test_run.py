@@ -106,19 +106,7 @@ def test_all_prompts_end_once_under_faults(run):
 
 
 @pytest.mark.slow
-def test_a_second_run_sends_nothing_and_writes_the_same(run):
-    with FakeOpenAI(faults=always(None)) as server:
-        endpoints = {"t": openai(server, concurrency=5)}
-        first = run(endpoints, chunk=6)
-        asked = len(server.bodies)
-        second = run(endpoints, chunk=6)
-        assert len(server.bodies) == asked == 20
-    assert second.files == first.files
-    assert second.counts == first.counts
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kept", [0, 2, 3])
+@pytest.mark.parametrize("kept", [0, 2])
 def test_finished_files_are_not_computed_again(run, tmp_path, monkeypatch, kept):
     with FakeOpenAI(per_million=(1.0, 1.0)) as server:
         prices = {"dollars_per_million_in": 1.0, "dollars_per_million_out": 1.0}
@@ -298,23 +286,6 @@ def test_a_spent_budget_ends_the_run_cleanly(run, monkeypatch):
     assert {row["reason"] for row in output.rejected} == {"failed_budget"}
     assert 0 < len(output.kept) < 40
     assert len(output.kept) + len(output.rejected) == 60, "also those that were never sent"
-
-
-def test_too_many_rejects_are_refused_with_their_reasons(run):
-    replies = iter(["no json"] * 5)
-    poor = FakeOpenAI(reply=lambda body: next(replies, None) or useful(body))
-    with poor as server, pytest.raises(ConfigError, match=r"max_rejected_share is 0\.2.*5 unparsable"):
-        run({"t": openai(server)}, max_rejected_share=0.2)
-
-
-def test_a_distillation_that_keeps_nothing_is_refused(run):
-    with FakeOpenAI(reply=lambda body: "no json") as server, pytest.raises(ConfigError, match="none of 20"):
-        run({"other": openai(server, structured="none")})
-
-
-def test_a_wrong_address_is_the_operators_to_fix(run):
-    with FakeOpenAI(faults=always("404")) as server, pytest.raises(ConfigError, match="404"):
-        run({"t": openai(server)})
 
 
 @pytest.mark.slow
@@ -510,9 +481,7 @@ def test_a_batch_job_that_is_not_full_is_sent_once_the_budget_is_spent(run, monk
     ("message", "reason"),
     [
         ({"content": None}, "empty"),
-        ({"content": '{"reasoning": "We add two and'}, "truncated"),
         ({"content": None, "refusal": "No."}, "refusal"),
-        ({"content": "no json"}, "unparsable"),
     ],
 )
 def test_a_reply_without_a_document_is_told_apart_from_a_refusal(run, message, reason):

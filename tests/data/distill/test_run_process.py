@@ -39,6 +39,7 @@ def killed_at(server, url, folder, answered):
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_killed_twice_every_prompt_ends_once_and_the_files_are_those_of_an_undisturbed_run(tmp_path):
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     distilling_process.write_index(stopped)

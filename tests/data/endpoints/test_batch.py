@@ -150,6 +150,7 @@ def test_a_wrong_key_stops_everything_and_is_not_shown(pool_for, tmp_path, kind)
     assert not jobs_on_disk(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["openai"])
 def test_a_job_file_that_cannot_be_read_is_named(pool_for, tmp_path, kind):
     folder = tmp_path / "replies" / "fake" / "batches"
     folder.mkdir(parents=True)
@@ -158,6 +159,7 @@ def test_a_job_file_that_cannot_be_read_is_named(pool_for, tmp_path, kind):
         pool_for(fake=endpoint(server, kind))
 
 
+@pytest.mark.parametrize("kind", ["openai"])
 def test_jobs_of_an_endpoint_whose_mode_is_live_now_are_not_forgotten(pool_for, tmp_path, kind):
     with FakeOpenAI() as server:
         (request,) = requests(1)
@@ -174,11 +176,11 @@ def test_jobs_of_an_endpoint_whose_mode_is_live_now_are_not_forgotten(pool_for, 
 @pytest.mark.parametrize(
     ("moment", "kind"),
     [
-        ("before upload", "openai"),
-        ("after upload", "openai"),
+        pytest.param("before upload", "openai", marks=pytest.mark.heavy),
+        pytest.param("after upload", "openai", marks=pytest.mark.heavy),
         ("after create", "openai"),
-        ("after create", "mistral"),
-        ("while polling", "openai"),
+        pytest.param("after create", "mistral", marks=pytest.mark.heavy),
+        pytest.param("while polling", "openai", marks=pytest.mark.heavy),
         ("amid replies", "openai"),
     ],
 )
@@ -201,6 +203,7 @@ def test_a_process_killed_at_any_moment_submits_nothing_twice(pool_for, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["openai"])
 def test_a_job_of_a_process_that_dies_beside_this_one_is_continued(pool_for, tmp_path, kind):
     """Both share the replies; the other process is killed when the vendor has its job."""
     root = str(Path(__file__).parents[3])
@@ -342,6 +345,7 @@ def test_a_reply_in_a_job_is_kept_whatever_stands_around_it(pool_for, kind, step
     assert pool.spent == pytest.approx(server.batch_dollars)
 
 
+@pytest.mark.parametrize("kind", ["openai"])
 def test_an_error_in_a_job_reaches_the_caller_with_its_log(pool_for, tmp_path, kind, monkeypatch, caplog):
     def fails(job):
         raise RuntimeError("an error of ours")
@@ -363,6 +367,7 @@ def test_an_error_in_a_job_reaches_the_caller_with_its_log(pool_for, tmp_path, k
     assert server.batches.submitted == {f"number {i}": 1 for i in range(3)}
 
 
+@pytest.mark.parametrize("kind", ["openai"])
 def test_an_error_while_a_job_is_written_reaches_the_caller(pool_for, kind, monkeypatch):
     def fails(*arguments):
         raise RuntimeError("an error of ours")
@@ -376,6 +381,7 @@ def test_an_error_while_a_job_is_written_reaches_the_caller(pool_for, kind, monk
         assert all(isinstance(reply, ChatReply) for reply in pool.ask(requests(1)))
 
 
+@pytest.mark.parametrize("kind", ["openai"])
 def test_replies_that_a_dead_process_had_recorded_are_not_recorded_again_with_its_job(pool_for, events, tmp_path, kind):
     """It recorded them after this process had last looked, and died before it could remove the job."""
     (own,), others = requests(1), [ChatRequest("fake", ({"role": "user", "content": text},), 20) for text in "abc"]
@@ -422,6 +428,7 @@ def test_a_request_in_a_job_stays_locked_when_a_live_fallback_of_the_same_model_
         others.close()
 
 
+@pytest.mark.parametrize("kind", ["openai"])
 def test_a_request_stays_locked_when_its_session_ends_while_its_job_is_written(pool_for, tmp_path, kind, monkeypatch):
     (request,), write = requests(1), PendingJob.write
     writing, may_write = threading.Event(), threading.Event()

@@ -33,20 +33,6 @@ def with_choice(**fields):
 
 
 @pytest.mark.parametrize(
-    ("count", "expected"),
-    [
-        (5, 5), (5.0, 5), ("5", 5), (0, None), ("0", None), (5.5, None), (-1, None), ("five", None), ("", None),
-        (None, None),
-        (True, None), ([], None), ({}, None), (float("nan"), None), (float("inf"), None), (10**30, None),
-        (10**400, None), ("9" * 5000, None),
-    ],
-)  # fmt: skip
-def test_a_reply_is_kept_whatever_its_counts_are(count, expected):
-    reply = parsed({**ANSWER, "usage": {"prompt_tokens": count, "completion_tokens": 7}})
-    assert (reply.text, reply.tokens_in, reply.tokens_out) == ("the text", expected, 7)
-
-
-@pytest.mark.parametrize(
     ("usage", "text", "expected"),
     [
         ({"prompt_tokens": 0, "completion_tokens": 0}, "the text", (None, None)),
@@ -61,17 +47,17 @@ def test_a_reply_is_kept_whatever_its_counts_are(count, expected):
         ),
         ({"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 3}, "the text", (5, 7)),
         ({"prompt_tokens": None, "input_tokens": 5, "output_tokens": 7}, "the text", (5, 7)),
+        *((usage, "the text", (None, None)) for usage in (None, [], "none", 7, {}, {"completion_tokens_details": "x"})),
+        *(({"prompt_tokens": count, "completion_tokens": 7}, "the text", (5, 7)) for count in (5.0, "5")),
+        *(
+            ({"prompt_tokens": count, "completion_tokens": 7}, "the text", (None, 7))
+            for count in ("0", 5.5, -1, "five", True, [], float("nan"), 10**400, "9" * 5000)
+        ),
     ],
 )
 def test_what_is_charged_for_is_counted_and_zero_is_no_count(usage, text, expected):
     reply = parsed(with_choice(message={"content": text}) | {"usage": usage})
     assert (reply.tokens_in, reply.tokens_out) == expected
-
-
-@pytest.mark.parametrize("usage", [None, [], "none", 7, {}, {"completion_tokens_details": "x"}, {"total_tokens": 12}])
-def test_a_reply_is_kept_whatever_its_usage_is(usage):
-    reply = parsed({**ANSWER, "usage": usage})
-    assert (reply.text, reply.tokens_in, reply.tokens_out, reply.tokens_reasoning) == ("the text", None, None, None)
 
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists, max_leaves=4))
@@ -187,6 +173,11 @@ def test_what_was_held_back_or_cut_before_its_text_is_paid_for_once(finish, choi
 )  # fmt: skip
 def test_content_may_come_as_parts(content, text):
     assert parsed(with_choice(message={"content": content})).text == text
+
+
+def test_a_refusal_is_told_apart_from_a_reply_without_content():
+    reply = parsed(with_choice(message={"content": None, "refusal": "I will not."}))
+    assert (reply.text, reply.finish) == ("I will not.", "refusal")
 
 
 @pytest.mark.parametrize(
@@ -311,15 +302,6 @@ def test_an_account_without_money_is_told_apart_from_a_rate(error, reason, insid
 )  # fmt: skip
 def test_json_that_is_called_html_is_no_page(body, page):
     assert is_page(body) == page
-
-
-@pytest.mark.parametrize("status", [301, 302, 307, 308])
-def test_a_moved_endpoint_is_named(status):
-    headers = {"location": "https://new.example/v1/chat/completions?token=abc"}
-    error = error_of_status(status, b"", headers, "http://there/v1")
-    assert (error.reason, error.status) == ("misconfigured", str(status))
-    assert "http://there/v1 has moved to https://new.example/v1 " in error.message
-    assert "set `url`" in error.message
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"7", b"[]", b"{}", b'"text"', b"[" * 100_000, b"\xff", b"{", b"data:"])

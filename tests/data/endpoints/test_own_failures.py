@@ -38,13 +38,16 @@ def check_own(results, numbers):
     raise_for_outage(results)
 
 
-PLACES = [range(5), range(17, 22), range(35, 40), range(0, 40, 8), [39], [0]]
-OTHER_FAULTS = ["503", "cut", "close", "invalid"]
-
-
 @pytest.mark.parametrize(
     ("numbers", "fault"),
-    [*((place, "500") for place in PLACES), *((place, fault) for place in PLACES[:3:2] for fault in OTHER_FAULTS)],
+    [
+        (range(5), "500"),
+        ([39], "500"),
+        (range(0, 40, 8), "503"),
+        (range(17, 22), "cut"),
+        ([0], "close"),
+        (range(35, 40), "invalid"),
+    ],
     ids=str,
 )
 def test_a_few_requests_that_always_fail_are_no_outage(pool_for, numbers, fault):
@@ -80,8 +83,7 @@ def test_what_has_failed_for_its_own_reason_gets_one_attempt_in_the_next_process
         assert all(isinstance(result, ChatReply) for result in pool_for(fake=openai(server)).ask(requests(10)))
 
 
-@pytest.mark.parametrize("fault", ["500", "503", "close", "429"])
-@pytest.mark.parametrize("answered", [0, 10, 23])
+@pytest.mark.parametrize(("fault", "answered"), [("500", 0), ("503", 23), ("close", 10), ("429", 0), ("429", 10)])
 def test_an_endpoint_that_answers_nothing_any_more_is_an_outage(pool_for, fault, answered):
     """Ten of 24 are answered, and the last one alone is not; nothing is counted as a failure of the requests."""
     with FakeOpenAI(faults=lambda arrival: fault if arrival >= answered else None, retry_after="0.01") as server:

@@ -1,6 +1,5 @@
 """The pool of endpoints against a fake server on a real socket."""
 
-import json
 import subprocess
 import sys
 import threading
@@ -57,15 +56,7 @@ def test_replies_come_in_the_order_of_the_requests_and_are_reported_as_they_come
 @pytest.mark.parametrize("kind", ["openai", "mistral"])
 @pytest.mark.parametrize(
     ("fault", "status"),
-    [
-        ("429", "429"),
-        ("500", "500"),
-        pytest.param("hang", "timeout", marks=pytest.mark.slow),
-        ("cut", "cut"),
-        ("close", "cut"),
-        ("invalid", "invalid_reply"),
-        ("not_chat", "invalid_reply"),
-    ],
+    [("429", "429"), ("500", "500"), ("hang", "timeout"), ("cut", "cut"), ("invalid", "invalid_reply")],
 )
 def test_a_request_is_sent_again_after_a_transient_fault(pool_for, events, monkeypatch, kind, fault, status):
     monkeypatch.setenv("FAKE_KEY", KEY)
@@ -133,7 +124,19 @@ def test_every_request_ends_once_under_a_mixture_of_faults(pool_for, events):
     assert server.answered == 200
     assert pool.spent == pytest.approx(server.dollars)
     assert sum(event["dollars"] for event in events) == pytest.approx(server.dollars)
-    assert len(events) == len(server.bodies)
+    limiter = pool._endpoints["fake"].rate_limiter
+    assert len(events) == len(server.bodies) == limiter.sent_count
+    assert limiter.refused_count == server.statuses["429"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("states", ["openai", "mistral", ""])
+def test_a_limit_of_fifty_a_second_is_kept_with_few_refusals(pool_for, states):
+    with FakeOpenAI(limit=(50, 50), states=states, retry_after="1", delay_s=0.02) as server:
+        results = pool_for(fake=openai(server, concurrency=256, attempts=9)).ask([request(str(i)) for i in range(150)])
+    assert all(isinstance(result, ChatReply) for result in results)
+    # Without a rate limiter all 150 are sent at once: a hundred refusals, again and again.
+    assert server.statuses["429"] <= (0 if states else 60)
 
 
 def test_no_request_is_sent_twice(pool_for, events):
@@ -170,7 +173,9 @@ def test_a_schema_is_sent_where_the_endpoint_takes_one(pool_for):
 def test_the_budget_stops_before_it_is_overrun_and_holds_over_restarts(pool_for):
     prices = {"dollars_per_million_in": 0.0, "dollars_per_million_out": 1e6}  # a dollar a token, 20 allowed
     with FakeOpenAI(reply=lambda body: "four words of reply", per_million=(0.0, 1e6)) as server:
-        results = pool_for(budget=50.0, fake=openai(server, **prices)).ask([request(str(i)) for i in range(30)])
+        pool = pool_for(budget=50.0, fake=openai(server, **prices))
+        results = pool.ask([request(str(i)) for i in range(30)])
+        assert pool._endpoints["fake"].rate_limiter.sent_count == len(server.bodies), "what is refused is not sent"
         kept = [result for result in results if isinstance(result, ChatReply)]
         assert {result.reason for result in results if isinstance(result, ChatFailure)} == {"budget"}
         assert server.dollars == 4 * len(kept)
@@ -203,7 +208,7 @@ def test_an_outage_that_passes_costs_nothing(pool_for, monkeypatch):
     assert all(isinstance(result, ChatReply) for result in results)
 
 
-def test_a_wrong_key_stops_everything_at_once(pool_for, events, monkeypatch, tmp_path):
+def test_a_wrong_key_stops_everything_at_once(pool_for, events, monkeypatch):
     monkeypatch.setenv("FAKE_KEY", KEY)
     with FakeOpenAI(key="another") as server:
         pool = pool_for(fake=openai(server, key_variable="FAKE_KEY", concurrency=2))
@@ -214,31 +219,9 @@ def test_a_wrong_key_stops_everything_at_once(pool_for, events, monkeypatch, tmp
             raise_for_outage(results)
         with pytest.raises(ConfigError, match="Incorrect API key"):
             pool.check()
-    written = json.dumps(events) + "".join(path.read_text() for path in tmp_path.rglob("*.*"))
-    assert KEY not in written + "".join(result.message for result in results)
-    assert "[key]" in written
 
 
-def test_the_key_is_sent_and_written_nowhere(pool_for, events, monkeypatch, tmp_path):
-    monkeypatch.setenv("FAKE_KEY", KEY)
-    with FakeOpenAI(key=KEY, reply=lambda body: f"your key is {KEY}") as server:
-        pool = pool_for(fake=openai(server, key_variable="FAKE_KEY"))
-        pool.check()
-        (reply,) = pool.ask([request()])
-    assert (reply.reason, reply.attempts) == ("leaked_key", 1)
-    assert KEY not in reply.message + json.dumps(events) + "".join(p.read_text() for p in tmp_path.rglob("*.jsonl"))
-
-
-@pytest.mark.parametrize("key", ["EMPTY", "none", "ollama"])
-def test_a_word_in_place_of_a_key_changes_no_reply(pool_for, monkeypatch, key):
-    monkeypatch.setenv("FAKE_KEY", key)
-    text = "There are none left; nonetheless ollama is EMPTY"
-    with FakeOpenAI(key=key, reply=lambda body: text) as server:
-        (reply,) = pool_for(fake=openai(server, key_variable="FAKE_KEY")).ask([request()])
-    assert reply.text == text
-
-
-@pytest.mark.parametrize("fault", ["cut", "close", "invalid", "not_chat", pytest.param("hang", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fault", ["cut", "close", "not_chat", pytest.param("hang", marks=pytest.mark.slow)])
 def test_what_an_attempt_without_a_reply_may_have_cost_is_booked_apart_and_kept(pool_for, events, tmp_path, fault):
     prices = {"dollars_per_million_in": 0.0, "dollars_per_million_out": 1e6}  # a dollar a token, 20 allowed
     with FakeOpenAI(faults=script(fault), reply=lambda body: "two words", per_million=(0.0, 1e6)) as server:

@@ -107,18 +107,6 @@ def test_an_endpoint_that_answers_with_a_web_page_is_one_message_and_costs_nothi
     assert not unknown_rows(tmp_path / "replies")
 
 
-@pytest.mark.parametrize("kind", ["openai", "mistral"])
-def test_a_reply_without_content_is_told_apart_from_a_refusal(pool_for, kind):
-    with FakeOpenAI(message=lambda body: {"content": None}) as server:
-        config = openai(server, key_variable="FAKE_KEY").model_copy(update={"kind": kind})
-        (reply,) = pool_for(fake=config).ask([REQUEST])
-        assert (reply.text, reply.finish) == ("", "stop")
-    if kind == "openai":
-        with FakeOpenAI(message=lambda body: {"content": None, "refusal": "I will not."}) as server:
-            (reply,) = pool_for(fake=openai(server)).ask(many(1))
-        assert (reply.text, reply.finish) == ("I will not.", "refusal")
-
-
 def test_reasoning_tokens_are_counted_also_from_the_cache(pool_for, events, tmp_path):
     with FakeOpenAI(usage={"completion_tokens_details": {"reasoning_tokens": 3}}) as server:
         (reply,) = pool_for(fake=openai(server)).ask([REQUEST])
@@ -131,32 +119,6 @@ def test_reasoning_tokens_are_counted_also_from_the_cache(pool_for, events, tmp_
     assert sorted("tokens_reasoning" in row for row in reply_rows(tmp_path / "replies")) == [False, True]
 
 
-@pytest.mark.parametrize("usage", [{"total_tokens": 9}, {"prompt_tokens": 5}, {"completion_tokens": 4}])
-def test_a_reply_without_one_of_the_token_counts_is_kept(pool_for, events, usage):
-    """It is paid for, and the counts are only statistics: asked again it would cost again, and have no more of them."""
-    with FakeOpenAI(reshape=lambda arrival, answer: {**answer, "usage": usage}) as server:
-        (reply,) = pool_for(fake=openai(server)).ask([REQUEST])
-        assert len(server.bodies) == 1
-    assert isinstance(reply, ChatReply)
-    assert (reply.tokens_in, reply.tokens_out) == (usage.get("prompt_tokens"), usage.get("completion_tokens"))
-    assert [event["status"] for event in events] == ["ok"]
-
-
-def test_the_fake_server_takes_content_as_a_list_of_parts():
-    """As real clients send it."""
-    import openai as sdk
-
-    parts = [{"type": "text", "text": "hello "}, {"type": "text", "text": "there"}]
-    with FakeOpenAI() as server:
-        client = sdk.OpenAI(base_url=server.url, api_key="none", max_retries=0)
-        answers = [
-            client.chat.completions.create(model="fake", messages=[{"role": "user", "content": content}], max_tokens=20)
-            for content in (parts, "hello there")
-        ]
-    assert [answer.usage.prompt_tokens for answer in answers] == [2, 2]
-    assert server.answers == {"hello there": 2}
-
-
 def test_parameters_of_mistrals_sdk_are_no_fields_of_a_request():
     """`server_url` would send the request, and the key, to another address."""
     for extra in ({"server_url": "http://elsewhere"}, {"http_headers": {"a": "b"}}, {"retries": 3}, {"timeout_ms": 1}):
@@ -166,47 +128,8 @@ def test_parameters_of_mistrals_sdk_are_no_fields_of_a_request():
 
 
 @pytest.mark.parametrize("kind", ["openai", "mistral"])
-@pytest.mark.parametrize(
-    "usage",
-    [None, {}, [], {"prompt_tokens": 1.5, "completion_tokens": "x"}, {"prompt_tokens": -1, "completion_tokens": None}],
-)
-def test_a_reply_is_paid_for_once_whatever_its_counts_are(pool_for, kind, usage):
-    with FakeOpenAI(reshape=lambda arrival, answer: {**answer, "usage": usage}) as server:
-        config = openai(server, key_variable="FAKE_KEY").model_copy(update={"kind": kind})
-        (reply,) = pool_for(fake=config).ask([REQUEST])
-        (cached,) = pool_for(fake=config).ask([REQUEST])
-        assert len(server.bodies) == 1
-    assert (reply.text, reply.tokens_in, reply.tokens_out) == (cached.text, None, None)
-
-
-@pytest.mark.parametrize("kind", ["openai", "mistral"])
-@pytest.mark.parametrize("place", ["body", "choice", "finish"])
-def test_an_error_inside_a_success_is_sent_again_and_never_kept(pool_for, events, tmp_path, kind, place):
-    error = {"message": "the provider is busy", "code": 429 if place == "body" else 502}
-
-    def reshape(arrival, answer):
-        if arrival:
-            return answer
-        choice = {**answer["choices"][0], **({"finish_reason": "error"} if place == "finish" else {"error": error})}
-        return {"error": error} if place == "body" else {**answer, "choices": [choice]}
-
-    with FakeOpenAI(reshape=reshape) as server:
-        config = openai(server, key_variable="FAKE_KEY").model_copy(update={"kind": kind})
-        pool = pool_for(fake=config)
-        (reply,) = pool.ask([REQUEST])
-        assert (isinstance(reply, ChatReply), len(server.bodies)) == (True, 2)
-    assert pool._endpoints["fake"].rate_limiter.refused_count == (place == "body"), (
-        "a refusal for the rate slows the endpoint"
-    )
-    assert events[0]["status"] == {"body": "429", "choice": "502", "finish": "error in the reply"}[place]
-    assert place == "finish" or events[0]["error"] == "the provider is busy"
-    assert len(reply_rows(tmp_path / "replies")) == 1
-    assert len(unknown_rows(tmp_path / "replies")) == (place != "body"), "of a part the cost is not known"
-
-
-@pytest.mark.parametrize("kind", ["openai", "mistral"])
 def test_an_endpoint_that_has_moved_is_named(pool_for, kind):
-    moved = Response(status=308, headers={"Location": "https://new.example/v1/chat/completions"})
+    moved = Response(status=308, headers={"Location": "https://new.example/v1/chat/completions?token=abc"})
     with FakeOpenAI(respond_as=lambda arrival, answer: moved) as server:
         config = openai(server, key_variable="FAKE_KEY").model_copy(update={"kind": kind})
         results = pool_for(fake=config).ask(many(10))

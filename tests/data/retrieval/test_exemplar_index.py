@@ -85,8 +85,10 @@ def test_neighbours_do_not_depend_on_how_many_queries_are_searched_together(inde
     assert together == [index.nearest([query], 5)[0] for query in queries]
 
 
-@pytest.mark.parametrize("name", [VECTORS, EXEMPLARS, FACTS, INDEX])
-@pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [(VECTORS, "flip"), (EXEMPLARS, "flip"), (FACTS, "flip"), (INDEX, "flip"), (INDEX, "cut"), (VECTORS, "gone")],
+)
 def test_a_damaged_index_is_refused_by_name(built, encoder, name, damage):
     folder = built(SUMS)
     path = folder / name
@@ -176,8 +178,11 @@ def test_a_copy_of_a_neighbour_is_as_near_as_it_and_no_miss():
 
 
 @pytest.mark.slow
-def test_an_index_of_copies_is_built():
-    vectors = np.repeat(clustered(200), 60, axis=0)
+@pytest.mark.usefixtures("one_thread")
+def test_an_index_of_copies_is_built(monkeypatch):
+    monkeypatch.setattr(exemplar_index, "RECALL_SAMPLE", 64)
+    monkeypatch.setattr(exemplar_index, "DIMENSIONS_PER_BYTE", 4)
+    vectors = np.repeat(clustered(200, width=16), 60, axis=0)
     _, fit = build_faiss_index(vectors, IndexConfig(kind="ivf_pq"))
     assert fit.recall >= 0.95
 

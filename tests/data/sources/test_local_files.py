@@ -58,22 +58,6 @@ def test_skipping_is_the_same_as_reading_past(tmp_path_factory, skip):
     assert list(read_jsonl(paths, "web", skip)) == list(read_jsonl(paths, "web"))[skip:]
 
 
-def test_compressed_lines_and_a_file_cut_short(tmp_path):
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(b"".join(b'{"text": "line %d %d"}\n' % (n, n * n) for n in range(5000))))
-    assert len(list(read_jsonl([path], "web"))) == 5000
-    path.write_bytes(path.read_bytes()[:-2000])
-    with pytest.raises(ConfigError, match=r"a\.jsonl\.gz: the compressed file ends too early"):
-        list(read_jsonl([path], "web"))
-    whole = gzip.compress(b'{"text": "line"}\n' * 5000)
-    path.write_bytes(whole[:40] + b"\xff" * 8 + whole[48:])
-    with pytest.raises(ConfigError, match=r"a\.jsonl\.gz: (the compressed file is damaged|cannot be read)"):
-        list(read_jsonl([path], "web"))
-    path.write_bytes(b"no gzip at all")
-    with pytest.raises(ConfigError, match=r"a\.jsonl\.gz: cannot be read"):
-        list(read_jsonl([path], "web"))
-
-
 def test_a_line_of_ten_megabytes_is_counted_without_being_held_in_memory(tmp_path, monkeypatch):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "%s"}\n{"text": "after"}\n' % (b"x" * 10_000_000))
@@ -102,14 +86,6 @@ def test_unusable_lines_files(tmp_path, content, message):
         list(read_jsonl([path], "web"))
 
 
-def test_a_json_array_is_not_read_as_lines(tmp_path):
-    (tmp_path / "a.json").write_text('[{"text": "one"},\n{"text": "two"}]')
-    with pytest.raises(ConfigError, match=r"a\.json: is one JSON array.*write it as JSON lines"):
-        list(read_jsonl([tmp_path / "a.json"], "web"))
-    (tmp_path / "b.json").write_text('{"text": "one"}\n{"text": "two"}\n')
-    assert texts(read_jsonl([tmp_path / "b.json"], "web")) == ["one", "two"]
-
-
 def test_missing_files_and_folders(tmp_path):
     with pytest.raises(ConfigError, match=r"gone\.jsonl: cannot be read \(No such file"):
         list(read_jsonl([tmp_path / "gone.jsonl"], "web"))
@@ -131,7 +107,7 @@ def texts_of(path, **how):
     return [text for batch in read_parquet_batches(path, "web", **how) for text in batch.texts()]
 
 
-@pytest.mark.parametrize("rows", [None, 0, 1, 5, 6, 7, 13, 20, 25])
+@pytest.mark.parametrize("rows", [None, 0, 6, 13, 25])
 def test_the_first_rows_of_a_parquet_file(parquet, rows):
     batches = list(read_parquet_batches(parquet, "web", record_columns=["id"], rows=rows))
     first = range(20 if rows is None else min(rows, 20))

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nautile.common.errors import ConfigError
-from nautile.common.files import write_atomically
 from nautile.configs.model import TokenizerConfig
 from nautile.data.records import WebRecord
 from nautile.data.tokenizer import tokenizer_for
@@ -115,12 +114,6 @@ def test_missing_short_and_foreign_are_refused_by_name(artifact):
         read_index(artifact)
 
 
-def test_writing_replaces_whole_files(tmp_path):
-    write_atomically(tmp_path / "deep" / "file", b"one")
-    write_atomically(tmp_path / "deep" / "file", b"two")
-    assert [(p.name, p.read_bytes()) for p in (tmp_path / "deep").iterdir()] == [("file", b"two")]
-
-
 def change_first(folder, **fields):
     plain = json.loads((folder / "index.json").read_text())
     plain["shards"][0] |= fields
@@ -183,10 +176,6 @@ def test_nesting_without_end_is_refused(artifact, content):
     (artifact / "index.json").write_text(content)
     with pytest.raises(ConfigError, match=r"index\.json is damaged"):
         read_index(artifact)
-
-
-def test_a_whole_one_is_read(artifact):
-    verify_shards(artifact, read_index(artifact))
 
 
 def test_the_share_of_targets_is_known_where_prompts_were_counted(synth_tokens, web_tokens, tmp_path):

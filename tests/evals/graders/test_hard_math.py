@@ -135,10 +135,6 @@ def test_hard_mathematics(equivalence, reply, answer, expected, strict, lenient)
     assert (verdict.strict, verdict.lenient) == (strict, lenient), verdict
 
 
-def test_the_table_is_long_enough():
-    assert len({(answer, expected) for answer, expected, *_ in HARD}) >= 60
-
-
 BITS = ["\\boxed{", "}", "12", "$", " or ", "\\frac{1}{2}", "x", "^", "the answer is ", "\n", "{", "\\text{", "not "]
 ANSWERS = st.one_of(st.text(max_size=40), st.lists(st.sampled_from(BITS), max_size=8).map("".join))
 

@@ -14,7 +14,6 @@ from nautile.data.chat_template import encode_prompt
 from nautile.data.tokenizer import tokenizer_for
 from nautile.evals.running import answerers
 from nautile.evals.running.answerers import Answer, CheckpointAnswerer, SkippedQuestion
-from nautile.model.decoding.cache import length_buckets
 from nautile.store.artifacts import Store
 from nautile.tasks.engine.job import Job
 from nautile.tasks.evaluate import evaluate, held_out, items_to_ask
@@ -61,12 +60,6 @@ def test_its_name_is_its_weights(checkpoint, answerer, tmp_path):
     for file in checkpoint.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     assert CheckpointAnswerer(tmp_path, CONFIG).name == answerer.name
-
-
-def test_short_prompts_get_a_shorter_shape():
-    assert length_buckets(1024, 256) == [256, 512, 1024]
-    assert length_buckets(1000, 256) == [256, 512, 1000]
-    assert length_buckets(128, 256) == [128]
 
 
 def test_the_shape_a_prompt_gets_does_not_change_its_answer(checkpoint, answerer, monkeypatch):

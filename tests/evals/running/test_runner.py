@@ -1,7 +1,4 @@
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +9,6 @@ from nautile.evals.running.answerers import Answer, SkippedQuestion
 from nautile.evals.running.rows import sample_readings
 from nautile.evals.running.runner import evaluate, sample_seed
 from nautile.evals.scoring.scores import score
-
-PROCESS = Path(__file__).with_name("evaluation_process.py")
 
 
 @pytest.fixture
@@ -62,35 +57,6 @@ def test_a_sample_whose_row_was_lost_after_its_latency_has_one_latency(items, mo
     evaluate(model(items, lambda item: "1", batch=7), items, path)
     latencies = [json.loads(line) for line in (tmp_path / "latency.rows.jsonl").read_text().splitlines()]
     assert sorted(row["index"] for row in latencies) == list(range(40))
-
-
-@pytest.mark.slow
-def test_an_evaluation_killed_again_and_again_ends_with_the_same_rows(tmp_path):
-    calm = run(tmp_path / "calm", pause_s=0)
-    assert calm.wait(120) == 0
-    for after in ("8", "20", "32"):
-        process = run(tmp_path / "killed", pause_s=0.05)
-        wait_for(process, after)
-        process.kill()
-        process.wait()
-    assert run(tmp_path / "killed", pause_s=0).wait(120) == 0
-    assert (tmp_path / "killed.rows").read_bytes() == (tmp_path / "calm.rows").read_bytes()
-    asked = (tmp_path / "killed.log").read_text().split()
-    # A batch that was being answered when its process was killed has no row and is asked again; no other is.
-    assert set(asked) == {str(n) for n in range(48)}
-    assert len(asked) <= 48 + 3 * 4
-
-
-def run(stem, pause_s):
-    command = [sys.executable, str(PROCESS), f"{stem}.rows", f"{stem}.log", str(pause_s)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def wait_for(process, line):
-    for printed in process.stdout:
-        if printed.strip() == line:
-            return
-    raise AssertionError(f"the process ended before it printed {line}")
 
 
 def test_events_name_every_new_sample_once_and_say_how_far_it_is(items, model, tmp_path):

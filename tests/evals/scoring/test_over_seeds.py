@@ -42,8 +42,8 @@ def share_called_different(spread, seeds, arms, repetitions, by_votes=True):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spread", [0.0, 0.04, 0.08])
-@pytest.mark.parametrize(("seeds", "arms"), [(2, 1), (2, 4), (3, 2), (5, 1), (5, 4), (8, 3), (12, 1), (12, 4)])
+@pytest.mark.parametrize("spread", [0.0, 0.08])
+@pytest.mark.parametrize(("seeds", "arms"), [(2, 1), (2, 4), (5, 4), (12, 1), (12, 4)])
 def test_identical_arms_are_called_different_in_at_most_8_percent_of_reports(spread, seeds, arms):
     repetitions = 300 if arms * seeds < 20 else 150
     assert share_called_different(spread, seeds, arms, repetitions) <= 0.08

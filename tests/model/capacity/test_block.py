@@ -11,10 +11,9 @@ from tests.model.conftest import tiny_config
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("remat", ["block", "dots"])
-def test_the_two_programs_are_a_blocks_gradient(monkeypatch, remat):
+def test_the_two_programs_are_a_blocks_gradient(monkeypatch):
     monkeypatch.setattr(compiled, "devices", lambda topology: jax.devices())
-    config = tiny_config(blocks=1, remat=remat)
+    config = tiny_config(blocks=1, remat="dots")
     traced = compiled._trace_block(config, 2, 8, parse_topology("v4:2x2x1"))
     blocks = initialise(config, 0)["blocks"]
     x_BLD, slope_BLD = np.random.default_rng(0).normal(size=(2, 2, 8, 32)).astype(np.float32)

@@ -210,8 +210,9 @@ def test_unconstrained_samples_and_programs_are_as_without(decode):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 1.0, 30.0])
-@pytest.mark.parametrize("cut", [{}, {"top_k": 3}, {"top_p": 0.4}], ids=["whole", "top-k", "top-p"])
+@pytest.mark.parametrize(
+    ("temperature", "cut"), [(0.0, {}), (30.0, {}), (1.0, {"top_k": 3}), (30.0, {"top_k": 3}), (30.0, {"top_p": 0.4})]
+)
 def test_replies_of_a_model_meet_the_schema(decode, temperature, cut):
     constraint = Constraint(TOKENIZER, PERSON)
     request = {"temperature": temperature, "thinking_budget": 0, "constraint": constraint, **cut}

@@ -49,7 +49,7 @@ answers = st.lists(st.integers(0, 5), min_size=1, max_size=4)
 
 
 @pytest.mark.slow
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(st.lists(st.tuples(st.integers(0, 3), questions, answers), min_size=1, max_size=4))
 def test_random_trees_have_the_sums_of_whole_sequences(config, params, scorer, tree):
     groups = [
@@ -64,14 +64,13 @@ def test_random_trees_have_the_sums_of_whole_sequences(config, params, scorer, t
 @pytest.mark.parametrize(
     "changes",
     [
-        {"decay": "window", "pattern": "SSA", "spectral_samples": 1, "convolution": 1, "qk_norm": False},
-        {"pattern": "S", "grid": "free"},
-        {"pattern": "ASA", "integration": "free"},
+        {"decay": "window", "pattern": "S", "spectral_samples": 1, "convolution": 1},
+        {"pattern": "ASA", "grid": "free", "integration": "free", "qk_norm": False},
     ],
     ids=lambda changes: changes["pattern"],
 )
 def test_other_shapes(changes):
-    """Window decay, one sample, and neither convolution nor normalised queries and keys; no attention; two layers."""
+    """No attention, window decay, one sample and no convolution; two layers of plain queries and keys, free grids."""
     config = tiny_config(blocks=1, **changes)
     params = jax.jit(initialise, static_argnums=0)(config, 0)
     persona = tokens(1, 13)

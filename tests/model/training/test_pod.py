@@ -16,7 +16,7 @@ from nautile.common.processes import free_port
 from tests.support.processes.training import sources
 
 REPOSITORY = Path(__file__).parents[3]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

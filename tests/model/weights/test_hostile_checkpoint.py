@@ -15,7 +15,7 @@ import pytest
 from nautile.common.errors import ConfigError
 from nautile.configs.model import TokenizerConfig
 from nautile.model.nautile import shapes
-from nautile.model.weights.author_import import load_author_weights, tensor_files
+from nautile.model.weights.author_import import load_author_weights
 from nautile.model.weights.author_layout import author_shapes
 from nautile.model.weights.files import load_weights, save_weights
 from tests.model.conftest import tiny_config
@@ -180,14 +180,6 @@ def test_a_header_that_pythons_parser_gives_up_on_is_refused(tmp_path, header):
     array = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
     path = author_archive(tmp_path / "bad.npz", content={"a.npy": array})
     refused(load_author_weights, path, SHAPE, TOKENIZER, names=path)
-
-
-def test_a_type_of_numbers_that_numpy_does_not_have_is_refused(tmp_path):
-    path = tmp_path / "float8.safetensors"
-    header = json.dumps({"a": {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}}).encode()
-    path.write_bytes(struct.pack("<Q", len(header)) + header + b"\0")
-    (file,) = tensor_files(path)
-    refused(file.read, "a", names=path)
 
 
 def test_names_in_an_archive_are_names_only(tmp_path):

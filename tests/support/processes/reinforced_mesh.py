@@ -1,7 +1,7 @@
-"""Rollouts and updates on one device and on eight; prints the results as JSON.
+"""Parts of reinforcement on one device and on eight; prints the results as JSON.
 
-As a program, with JAX_NUM_CPU_DEVICES=8: `python -m tests.support.processes.reinforced_mesh FOLDER`. The eight split
-parameters over four (`fsdp`), rows over all.
+As a program, with JAX_NUM_CPU_DEVICES=8: `python -m tests.support.processes.reinforced_mesh FOLDER PART...`, of which
+PART is a function here. The eight split parameters over four (`fsdp`), rows over all.
 """
 
 import json
@@ -14,7 +14,7 @@ import numpy as np
 
 from nautile.common.processes import relax_collector
 from nautile.configs.base import OptimizerConfig
-from nautile.configs.training import ProblemsConfig, RolloutConfig, SelfDistillConfig
+from nautile.configs.training import PolicyConfig, ProblemsConfig, RolloutConfig, SelfDistillConfig
 from nautile.data.tokenizer import tokenizer_for
 from nautile.model.decoding.generate import Generator
 from nautile.model.decoding.sampling import Sampling
@@ -32,14 +32,22 @@ from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
 ROLLOUT = RolloutConfig(prompts=4, group=4, prompt_length=60, max_tokens=6)
 
 
-def reinforced(mesh: Any, fsdp: int) -> dict[str, Any]:
+def plan(folder: Path, mesh: Any, fsdp: int) -> Any:
+    """The memory of a step, estimated."""
+    return estimate_memory(tiny_model(), ROLLOUT, policy_of(fsdp), Balance(over="step"), mesh)
+
+
+def policy_of(fsdp: int) -> PolicyConfig:
+    return policy(kl=0.1, micro_rows=8, fsdp=fsdp)
+
+
+def updates(folder: Path, mesh: Any, fsdp: int) -> dict[str, Any]:
     """Two updates, each from fresh rollouts rewarded by their share of even ids."""
     model = tiny_model()
     start = jax.tree.map(np.asarray, initialise(model, 0))  # as weights are read; of a device's arrays each part is cut
     problems = list(enumerate(load(ProblemsConfig(tasks=SUMS, count=4), 0)))
     engine = RolloutEngine(model, tokenizer_for(TOKENIZER), ROLLOUT, 3, mesh)
-    settings = policy(kl=0.1, micro_rows=8, fsdp=fsdp)
-    learner = Learner(model, settings, ROLLOUT, start, Balance(over="step"), mesh)
+    learner = Learner(model, policy_of(fsdp), ROLLOUT, start, Balance(over="step"), mesh)
     results: dict[str, Any] = {"ids": [], "logprobs": [], "measured": []}
     for draw in range(2):
         groups = engine.sample(learner.params, problems, draw)
@@ -52,11 +60,10 @@ def reinforced(mesh: Any, fsdp: int) -> dict[str, Any]:
         results["measured"].append(learner.update(groups))
     table = learner.trained["embedding"]
     results["share"] = table.addressable_shards[0].data.size / table.size
-    results["plan"] = estimate_memory(model, ROLLOUT, settings, Balance(over="step"), mesh)
     return results
 
 
-def distilled(folder: Path, mesh: Any, fsdp: int) -> float:
+def distilled_loss(folder: Path, mesh: Any, fsdp: int) -> float:
     """A round of self-distillation that grades completions by their length; returns the last loss."""
     self_distillation.make_mesh = lambda fsdp, part: mesh
     self_distillation.verifiable = lambda problem, reply: float(len(reply.reasoning or "") % 2)
@@ -70,7 +77,7 @@ def distilled(folder: Path, mesh: Any, fsdp: int) -> float:
     return facts["rounds"][0]["last_loss"]
 
 
-def fused_samples(mesh: Any) -> list[list[int]]:
+def fused_samples(folder: Path, mesh: Any, fsdp: int) -> list[list[int]]:
     """Completions of two prompts, fewer than the devices, by the operator that runs on each device's own rows."""
     model = tiny_model().model_copy(update={"mixing": "fused"})
     params = jax.tree.map(np.asarray, initialise(model, 0))
@@ -79,15 +86,15 @@ def fused_samples(mesh: Any) -> list[list[int]]:
     return [completion.ids.tolist() for completion in completions]
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *parts: str) -> None:
     meshes = {"one": (make_mesh(1, jax.devices()[:1]), 1), "many": (make_mesh(4), 4)}
-    results: dict[str, Any] = {}
-    for name, (mesh, fsdp) in meshes.items():
-        results[name] = reinforced(mesh, fsdp) | {"loss": distilled(folder / name, mesh, fsdp)}
-        results[name]["fused"] = fused_samples(mesh)
+    results = {
+        part: {name: globals()[part](folder / name, mesh, fsdp) for name, (mesh, fsdp) in meshes.items()}
+        for part in parts
+    }
     sys.stdout.write(json.dumps(results, default=np.ndarray.tolist))
 
 
 if __name__ == "__main__":
     relax_collector()
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

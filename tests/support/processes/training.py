@@ -1,12 +1,5 @@
-"""A training run of a few seconds: learnable token shards, a model of one block, and a child process to kill.
+"""A training run of a few seconds: learnable token shards, and a model of one block."""
 
-As a program: `python -m tests.support.processes.training ROOT NAME STEP` trains under ROOT/NAME and kills itself when
-step STEP is reported.
-"""
-
-import os
-import signal
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from nautile.common.events import Emit, silent
-from nautile.common.processes import relax_collector
 from nautile.configs.base import TrainOn, canonical
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.configs.training import PretrainConfig
@@ -108,16 +100,3 @@ def shared_programs() -> Callable[..., Program]:
         return programs.get(key) or programs.setdefault(key, Program(config, model, *rest))
 
     return shared
-
-
-def main(root: Path, name: str, step: int) -> None:
-    def emit(kind: str, **fields: Any) -> None:
-        if kind == "progress" and fields["done"] == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    run(root, emit=emit, name=name)
-
-
-if __name__ == "__main__":
-    relax_collector()
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
