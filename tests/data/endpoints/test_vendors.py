@@ -50,6 +50,7 @@ ACME = """
 from nautile.configs.vendors import Vendor
 
 acme = Vendor(url={url!r}, needs_key=True, seed_field="acme_seed", client="plugged_acme:Client")
+asked = []
 
 
 def __getattr__(name):  # the class of its clients, made when it is used: the SDK takes a second to import
@@ -59,7 +60,7 @@ def __getattr__(name):  # the class of its clients, made when it is used: the SD
 
     class Client(OpenAIClient):
         async def complete(self, request):
-            self._headers["Acme-Version"] = "2"
+            asked.append(request.endpoint)
             return await super().complete(request)
 
     return Client
@@ -80,6 +81,7 @@ def test_one_more_entry_is_one_more_vendor(monkeypatch, tmp_path, pool_for):
         (reply,) = pool.ask([ChatRequest("fake", ({"role": "user", "content": "hello"},), 20, seed=7)])
         assert isinstance(reply, ChatReply)
         assert server.bodies[0]["acme_seed"] == 7
+        assert sys.modules["plugged_acme"].asked == ["fake"]
         with pytest.raises(ValueError, match="`extra` may not set acme_seed"):
             EndpointConfig(kind="acme", model="fake", extra={"acme_seed": 1})
         encoder = encoder_for(EmbeddingConfig(kind="vectors", model="m", width=embeddings.width))
