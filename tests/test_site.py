@@ -24,7 +24,8 @@ def test_the_site_has_every_page_and_a_broken_link_fails(tmp_path):
         pytest.skip("`make docs` fetches mkdocs")
     for name in ("mkdocs.yml", *(page.name for page in ROOT.glob("*.md"))):
         shutil.copy(ROOT / name, tmp_path / name)
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    for name in ("docs", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name)
     (tmp_path / "src").symlink_to(ROOT / "src")
     built = build(tmp_path)
     assert built.returncode == 0, built.stderr
