@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -160,10 +160,11 @@ def sums(body):
     return json.dumps([[wrong], [wrong, right], [right]][kind_of(body)])
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.timeout(1200)
-def test_the_benchmark_grades_by_itself_and_the_reward_is_what_is_trained_on(installed):
+def test_the_benchmark_grades_by_itself_and_the_reward_is_what_is_trained_on(installed, tmp_path):
     """Through a model that knows nothing: its answers are wrong, and cost what they are long; then another's."""
+    installed = replace(installed, folder=tmp_path)
     (installed.folder / "tiny.toml").write_text(TINY, encoding="utf-8")
     local = tomllib.loads((ROOT / "configs" / "local.toml").read_text(encoding="utf-8"))
     model = ModelConfig.model_validate(local["model"] | tomllib.loads(TINY)["model"])

@@ -67,7 +67,8 @@ def test_the_source_of_a_plug_in_that_declares_no_version_is_in_the_keys_of_its_
     shutil.copytree(ROOT / "examples", tmp_path / "own")
     (tmp_path / "letters.mbox").write_text("From a@b.example\n\nDear reader\n")
     parts = tmp_path / "own" / "nautile_examples"
-    plugged = "stages={0}stage:lengths,vendors={0}vendor:acme,readers={0}reader:mbox".format("nautile_examples.")
+    names = ("stages=stage:lengths", "vendors=vendor:acme", "readers=reader:mbox", "rewards=reward:brief")
+    plugged = ",".join(name.replace("=", "=nautile_examples.") for name in (*names, "benchmarks=benchmark:json_sums"))
     more = {"NAUTILE_PLUGINS": plugged, "NAUTILE_DAG": "nautile_examples.stage:steps"}
     more["PYTHONPATH"] = f"{ROOT / 'src'}:{tmp_path / 'own'}"
 
