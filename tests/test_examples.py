@@ -80,7 +80,7 @@ def test_each_example_is_found_and_has_no_fault(installed):
     assert all(row["version"] and not row["fault"] for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_reader_and_the_stage_run_in_the_pipeline(installed):
     messages = [f"From a@b.example\nMessage-ID: <{n}>\n\n{text}\n" for n, text in enumerate(LETTERS)]
     (installed.folder / "letters.mbox").write_text("\n".join(messages), encoding="utf-8")
@@ -93,7 +93,7 @@ def test_the_reader_and_the_stage_run_in_the_pipeline(installed):
     assert length == round(facts["tokens"] / facts["documents"], 1)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_vendor_is_asked(installed):
     with FakeOpenAI(key="sk-acme-0123456789", models=("acme-small",)) as server:
         asked = installed.nautile(

@@ -20,7 +20,7 @@ from tests.support.servers.prefect_calls import fetch, request
 from tests.support.stages.stage_parent import wait_for
 from tests.support.stages.toy_cli import environment_of_operator
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.heavy
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 SMALL = [f"ingest.sources.{number}.records={records}" for number, records in enumerate((30, 300, 300))]
 
@@ -98,7 +98,6 @@ def test_the_server_settles_silent_runs_and_reacts_to_regressions(running):
     assert [entry["type"] for entry in reacts["actions"]] == ["run-deployment"]
 
 
-@pytest.mark.heavy
 def test_a_run_asked_for_in_the_form_does_its_work(running):
     store, services_by_name = running
     api = services_by_name["server"].url
@@ -139,7 +138,6 @@ def ended_runs(api: str, flow: str) -> list[dict[str, Any]]:
     return call(f"{api}/flow_runs/filter", {**body, "sort": "START_TIME_ASC"})[1]
 
 
-@pytest.mark.heavy
 def test_the_schedule_fires_and_what_has_fallen_is_raised_told_and_shown(running, worse, webhook):
     store, services_by_name = running
     good, bad = worse[1]
@@ -168,7 +166,6 @@ def test_the_schedule_fires_and_what_has_fallen_is_raised_told_and_shown(running
     assert SECRET not in logs + json.dumps([first, shown, pages])
 
 
-@pytest.mark.heavy
 def test_the_schedules_run_and_its_table_are_seen_in_prefects_page(running):
     from tests.support.pages.browser import chromium, save_screenshot, watch
 
