@@ -91,9 +91,9 @@ _HALVES = (
     (re.compile(r"(?<=[0-9])\s+and\s+(?:a|one)\s+quarter\b", re.IGNORECASE), " 1/4"),
     (re.compile(r"(?<=[0-9])\s+and\s+three[\s-]quarters\b", re.IGNORECASE), " 3/4"),
 )
-# "$1.2M" with a currency; of the letters alone only M and B, and only beside the digits: "5 M" is no value.
+# "$1.2M" with a currency; of the letters alone only M beside the digits: "5 M" and "5B" are no value.
 _LETTER_SCALE = re.compile(
-    r"(?:(?<=[$€£¥₹])\s?([0-9][0-9.,]{0,15})\s?([KMBT])|(?<![\w.,$€£¥₹])([0-9][0-9.,]{0,15})([MB]))(?![A-Za-z0-9²³^])"
+    r"(?:(?<=[$€£¥₹])\s?([0-9][0-9.,]{0,15})\s?([KMBT])|(?<![\w.,$€£¥₹])([0-9][0-9.,]{0,15})(M))(?![A-Za-z0-9²³^])"
 )
 # A word for thousands or millions outside of the box or the marks that hold its number: `\boxed{18} million`.
 _OUTSIDE = re.compile(
@@ -187,7 +187,7 @@ _DENIED = re.compile(
 _BOUNDS = re.compile(r"\bbetween\s+\S+\s+and\s+\S+", re.IGNORECASE)
 # Behind a number that is no answer: "5th", "5x", "18 + y", "18π", "5 factorial", "18 or more", "101_2", "3x2".
 _NO_VALUE = re.compile(
-    r"(?:st|nd|rd|th)\b|[axyz]\b|(?-i:[einqr])(?![A-Za-z.])|\s?_\s?\{?(?!10\b)[0-9a-z]|(?!(?:[kcmd]?m|ft|in|yd)[23]\b)[a-z]{1,3}[0-9]|\s*[-+*×·]\s*[nxyz]\b|\s*(?:π|pi\b)|\s+(?:factorial|squared|cubed)\b"
+    r"(?:st|nd|rd|th)\b|[axyz]\b|(?-i:[einqrB])(?![A-Za-z.])|\s?_\s?\{?(?!10\b)[0-9a-z]|(?!(?:[kcmd]?m|ft|in|yd)[23]\b)[a-z]{1,3}[0-9]|\s*[-+*×·]\s*[nxyz]\b|\s*(?:π|pi\b)|\s+(?:factorial|squared|cubed)\b"
     r"|\+(?!\s*[0-9])|\s+or\s+(?:more|less|fewer)\b"
     # bounds, digits that repeat, and words for thousands and millions that are not read
     rf"|\s?(?:[<>]=?|[≤≥≠])\s*[a-z]\b|(?:\.{{2,3}}|…)?\s+\(?(?:repeating|recurring)\b|[‰{_CJK_SCALES}]"

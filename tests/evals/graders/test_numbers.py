@@ -261,6 +261,7 @@ HARD = [
     ("$20K", "20000", True, True),
     ("5bn", "5000000000", True, True),
     ("1.2 M", "1.2", False, False),
+    ("5B", "5", False, False),
     ("3 lakh", "300000", True, True),
     ("3万", "30000", True, True),
     ("3万5千", "3", False, False),
