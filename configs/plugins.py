@@ -46,7 +46,9 @@ class PlugIn:
             raise ConfigError(f"plug-in {self}: {self.fault}")
         try:
             return pkgutil.resolve_name(self.reference)
-        except (Exception, SystemExit) as error:  # the code of a plug-in may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the code of a plug-in may raise anything, as a skipped test does
             what = f"{type(error).__name__}: {first_line(error)}"
             raise ConfigError(f"plug-in {self} cannot be imported ({what})") from error
 
@@ -106,8 +108,19 @@ def version_of(plug_in: PlugIn) -> int | str:
     for registry in _REGISTRIES:
         if registry.plug_ins.get(plug_in.name) == plug_in:
             return registry.version(plug_in.name)
-    declared: int | None = getattr(entry, "version", None)
+    declared = declared_version(entry, str(plug_in))
     return plug_in.digest if declared is None else declared
+
+
+def declared_version(entry: Any, name: str) -> int | None:
+    """The `version` that an entry declares, which goes into keys. Raises `ConfigError` for what is no whole number."""
+    try:
+        declared = getattr(entry, "version", None)
+    except Exception as error:  # a property of a plug-in
+        raise ConfigError(f"plug-in {name}: no `version` ({type(error).__name__}: {first_line(error)})") from error
+    if declared is not None and type(declared) is not int:
+        raise ConfigError(f"plug-in {name}: its `version` is of the class {type(declared).__name__}, and not int")
+    return declared
 
 
 def check_plug_ins() -> None:
@@ -216,7 +229,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
     def version(self, name: str) -> int | str:
         """The `version` that the entry declares; else of a plug-in's the digest of its source, of a shipped one 1."""
-        declared: int | None = getattr(self[name], "version", None)
+        declared = declared_version(self[name], str(self.plug_ins.get(name, name)))
         if declared is not None:
             return declared
         return self.plug_ins[name].digest if name in self.plug_ins else 1
