@@ -160,7 +160,12 @@ def parse_result_line(line: bytes, batch: BatchInterface) -> tuple[str, dict[str
     response, error, digest = row.get("response") or {}, row.get("error"), row["custom_id"]
     if not isinstance(digest, str):
         raise TypeError("not the id of a request")
-    status = int(response.get("status_code") or 0)
+    try:
+        status = int(response.get("status_code") or 0)
+    except (TypeError, ValueError, OverflowError):  # "OK"
+        status = 0
+    if isinstance(response.get("body"), str):  # JSON in JSON
+        response = response | {"body": json_of(response["body"].encode())[0]}
     if not _is_error(error) and (200 <= status < 300 or (not status and response.get("body"))):
         return digest, response["body"]
     body = error or response.get("body")
