@@ -52,6 +52,7 @@ def test_a_plug_ins_stage_is_found_in_every_place(tmp_path):
     assert "kept_share" in str(places["curves"])
     assert "a text that was kept" in str(places["samples"])
     assert "dedupe" in places["refused value"]
+    assert not places["form sets its section"]
     assert places["refused in a form"].startswith("overrides: dedupe: a form may not set it")
     assert "unknown key `dedupes`" in places["refused key"]
 
