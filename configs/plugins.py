@@ -10,6 +10,7 @@ import json
 import os
 import pkgutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from hashlib import sha256
@@ -78,7 +79,10 @@ def plug_ins() -> tuple[PlugIn, ...]:
     installed = entry_points()  # once: it reads the metadata of all packages
     for registry in REGISTRIES:
         for entry in installed.select(group=f"nautile.{registry}"):
-            package = f"the package {entry.dist.name} {entry.dist.version}" if entry.dist else "an installed package"
+            package = "an installed package"
+            with suppress(UnicodeDecodeError):  # in its metadata
+                if entry.dist and entry.dist.name:
+                    package = f"the package {entry.dist.name} {entry.dist.version}"
             found.append(PlugIn(registry, entry.name, entry.value, package))
     for text in filter(None, map(str.strip, os.environ.get(PLUGINS, "").split(","))):
         registry, _, reference = text.partition("=")

@@ -127,6 +127,10 @@ def test_broken_plug_ins_are_listed_each_with_its_fault(tmp_path):
         "failing = Failing()\n"
     )
     more = PATH | {"PYTHONPATH": f"{PATH['PYTHONPATH']}:{tmp_path}", "NAUTILE_PLUGINS": ",".join(BROKEN)}
+    # An installed package whose metadata is not UTF-8.
+    (tmp_path / "torn-1.dist-info").mkdir()
+    (tmp_path / "torn-1.dist-info" / "METADATA").write_bytes(b"Name: torn\nVersion: \xff\n")
+    (tmp_path / "torn-1.dist-info" / "entry_points.txt").write_text("[nautile.rewards]\ntorn = no_such_module:torn\n")
     asked = nautile("plugins", "--json", store=tmp_path / "store", cwd=tmp_path, **more)
     assert asked.returncode == 2, asked.stderr
     assert "loaded" in asked.stderr
@@ -135,6 +139,7 @@ def test_broken_plug_ins_are_listed_each_with_its_fault(tmp_path):
     for text, fault in BROKEN.items():
         assert fault in rows[text.rpartition(",")[2]], text
     assert all(row.count("\n") == 0 for row in rows.values())
+    assert "of an installed package cannot be imported" in rows["rewards=no_such_module:torn"]
     none = nautile("plugins", store=tmp_path / "store", cwd=tmp_path, **PATH)
     assert (none.returncode, "NAUTILE_PLUGINS=REGISTRY=module:attribute" in none.stdout) == (0, True)
 
