@@ -62,7 +62,8 @@ class SourceConfig(Section):
     form: Literal["web", "synth"]  # "web": plain text; "synth": exercises with query, reasoning and answer
     path: Worker[str] = ""  # Hub id, or a glob of local files; unused by the offline readers
     # Name of a record's field -> of the column that it is read from: `{text = "body"}`. Others have the field's name.
-    columns: dict[str, str] | None = None
+    # The worker's: teachers see exemplars, and a private column stands beside the text.
+    columns: Worker[dict[str, str] | None] = None
     subset: str = ""  # of the Hub's dataset; empty: its default
     split: str = "train"
     revision: str = ""  # a commit of the Hub; the reader refuses to start without one

@@ -227,9 +227,12 @@ def _index(values: Any, part: str, where: str) -> int:
 
 def _toml_value(text: str, where: str) -> Any:
     try:
-        return parse_toml(f"value = {text}", visible(where, 80))["value"]
+        table = parse_toml(f"value = {text}", visible(where, 80))
     except NotToml:
         return text
+    if len(table) > 1:
+        raise ConfigError(f"{visible(where, 80)}: sets several values; each is a setting of its own")
+    return table["value"]
 
 
 def _fields(schema: dict[str, Any], path: Sequence[int | str]) -> set[str]:

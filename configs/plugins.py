@@ -10,6 +10,7 @@ import json
 import os
 import pkgutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from hashlib import sha256
@@ -46,7 +47,9 @@ class PlugIn:
             raise ConfigError(f"plug-in {self}: {self.fault}")
         try:
             return pkgutil.resolve_name(self.reference)
-        except (Exception, SystemExit) as error:  # the code of a plug-in may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the code of a plug-in may raise anything, as a skipped test does
             what = f"{type(error).__name__}: {first_line(error)}"
             raise ConfigError(f"plug-in {self} cannot be imported ({what})") from error
 
@@ -76,7 +79,10 @@ def plug_ins() -> tuple[PlugIn, ...]:
     installed = entry_points()  # once: it reads the metadata of all packages
     for registry in REGISTRIES:
         for entry in installed.select(group=f"nautile.{registry}"):
-            package = f"the package {entry.dist.name} {entry.dist.version}" if entry.dist else "an installed package"
+            package = "an installed package"
+            with suppress(UnicodeDecodeError):  # in its metadata
+                if entry.dist and entry.dist.name:
+                    package = f"the package {entry.dist.name} {entry.dist.version}"
             found.append(PlugIn(registry, entry.name, entry.value, package))
     for text in filter(None, map(str.strip, os.environ.get(PLUGINS, "").split(","))):
         registry, _, reference = text.partition("=")
@@ -106,8 +112,19 @@ def version_of(plug_in: PlugIn) -> int | str:
     for registry in _REGISTRIES:
         if registry.plug_ins.get(plug_in.name) == plug_in:
             return registry.version(plug_in.name)
-    declared: int | None = getattr(entry, "version", None)
+    declared = declared_version(entry, str(plug_in))
     return plug_in.digest if declared is None else declared
+
+
+def declared_version(entry: Any, name: str) -> int | None:
+    """The `version` that an entry declares, which goes into keys. Raises `ConfigError` for what is no whole number."""
+    try:
+        declared = getattr(entry, "version", None)
+    except Exception as error:  # a property of a plug-in
+        raise ConfigError(f"plug-in {name}: no `version` ({type(error).__name__}: {first_line(error)})") from error
+    if declared is not None and type(declared) is not int:
+        raise ConfigError(f"plug-in {name}: its `version` is of the class {type(declared).__name__}, and not int")
+    return declared
 
 
 def check_plug_ins() -> None:
@@ -216,7 +233,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
     def version(self, name: str) -> int | str:
         """The `version` that the entry declares; else of a plug-in's the digest of its source, of a shipped one 1."""
-        declared: int | None = getattr(self[name], "version", None)
+        declared = declared_version(self[name], str(self.plug_ins.get(name, name)))
         if declared is not None:
             return declared
         return self.plug_ins[name].digest if name in self.plug_ins else 1

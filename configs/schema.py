@@ -68,7 +68,11 @@ else:
     PluginSections = create_model(
         "PluginSections",
         __base__=Section,
-        **{name: (Annotated[Any, BeforeValidator(partial(_plugins_part, name))], None) for name in STAGES.plug_ins},
+        # The worker's as a whole: only its author knows which of its fields is a path, an address or a budget.
+        **{
+            name: (Worker[Annotated[Any, BeforeValidator(partial(_plugins_part, name))]], None)
+            for name in STAGES.plug_ins
+        },
     )
 
 

@@ -397,7 +397,13 @@ class Store(Layout):
             raise ConfigError(self._damage_message(artifact, damaged))
 
     def discard(self, folder: Path) -> None:
-        """Remove a folder atomically: it is renamed first, so that a crash never leaves half of it under its name."""
+        """Remove a folder atomically: it is renamed first, so that a crash never leaves half of it under its name.
+
+        Of a link to a folder only the link.
+        """
+        if folder.is_symlink():
+            folder.unlink(missing_ok=True)
+            return
         # In the store, so that the rename stays on one file system; `gc` removes what a crash leaves there.
         trash = self.staging_root / f".trash-{uuid.uuid4().hex}"
         trash.parent.mkdir(parents=True, exist_ok=True)

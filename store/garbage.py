@@ -286,6 +286,8 @@ def _artifacts(store: Store, rules: RetentionConfig) -> Iterator[Garbage]:
     for _, key, number, folder in store.folders():
         artifact = by_folder.get(folder)
         if not (folder / MANIFEST).exists():
+            if folder.parent.is_symlink():  # another folder than the store's, of which nothing shows that it is ours
+                continue
             yield Garbage(folder, _size(folder), "no manifest: not an artifact", key)
         elif artifact is None and number:
             yield Garbage(folder, _size(folder), "superseded, and its manifest is damaged", key)
@@ -429,8 +431,12 @@ def _size(path: Path) -> int:
 
 
 def _statuses(path: Path) -> Iterator[os.stat_result]:
-    """The status of a file, or of a folder and of all in it, without what another process removes meanwhile."""
-    contents = (Path(parent, name) for parent, folders, names in os.walk(path) for name in (*folders, *names))
+    """The status of a file, or of a folder and of all in it, without what another process removes meanwhile.
+
+    Of a link that of the link alone.
+    """
+    walk = () if path.is_symlink() else os.walk(path)
+    contents = (Path(parent, name) for parent, folders, names in walk for name in (*folders, *names))
     for entry in (path, *contents):
         with suppress(FileNotFoundError):
             yield entry.lstat()

@@ -192,7 +192,7 @@ def _check_align(config: AlignConfig) -> None:
 
 @reinforcement_stage(
     "align",
-    version=10,
+    version=11,
     outputs=("checkpoint", "rollouts", "calibration"),
     limits=lambda section: _steps_and_completions(section["align"]),
     calls=_judge_calls,
@@ -289,7 +289,7 @@ def _check_reason(config: ReasonConfig) -> None:
 
 @reinforcement_stage(
     "reason",
-    version=9,
+    version=10,
     outputs=("checkpoint", "rollouts"),
     limits=lambda section: _steps_and_completions(section["reason"]),
     check=_check_reason,
@@ -319,7 +319,7 @@ def _completions(section: Mapping[str, Any]) -> list[str]:
 
 @reinforcement_stage(
     "self_distill",
-    version=9,
+    version=10,
     outputs=("traces", "checkpoint"),
     loss=TRACES_LOSS,
     limits=_completions,

@@ -40,7 +40,9 @@ _BROKEN = {  # the vendor has stopped in the middle
     *("error", "abort", "aborted", "cancelled", "canceled", "user_cancel", "failed", "timeout", "network_error"),
     "insufficient_system_resource",
 }
+_NO_ERROR = {"none", "null", "ok", "success", "no error", "false", "0", "200", ""}  # where the name of an error stands
 _THINKING = {"thinking", "reasoning", "redacted_thinking"}  # types of parts of the content
+_THOUGHTS = ("reasoning_content", "reasoning", "reasoning_details")
 _TEXTS = ("content", "reasoning", "reasoning_content", "refusal")  # fields of a message that come in pieces
 _MESSAGE_FIELDS = (
     *("error", "errors", "detail", "details", "message", "msg", "error_message", "error_msg", "status_msg"),
@@ -123,7 +125,7 @@ def parse_completion(reply: Any, config: EndpointConfig) -> RawReply:
     if not text and refusal:
         text, finish = refusal, "refusal"
     elif not text and finish == "stop":
-        thoughts = message.get("reasoning_content") or message.get("reasoning") or any(map(_is_thinking, parts))
+        thoughts = any(message.get(name) for name in _THOUGHTS) or any(map(_is_thinking, parts))
         finish = "length" if thoughts else finish
     if repeats_key(text, config) or repeats_key(finish, config):
         raise CallError("leaked_key", "the reply repeats the API key, so it is not kept")
@@ -158,7 +160,12 @@ def parse_result_line(line: bytes, batch: BatchInterface) -> tuple[str, dict[str
     response, error, digest = row.get("response") or {}, row.get("error"), row["custom_id"]
     if not isinstance(digest, str):
         raise TypeError("not the id of a request")
-    status = int(response.get("status_code") or 0)
+    try:
+        status = int(response.get("status_code") or 0)
+    except (TypeError, ValueError, OverflowError):  # "OK"
+        status = 0
+    if isinstance(response.get("body"), str):  # JSON in JSON
+        response = response | {"body": json_of(response["body"].encode())[0]}
     if not _is_error(error) and (200 <= status < 300 or (not status and response.get("body"))):
         return digest, response["body"]
     body = error or response.get("body")
@@ -217,10 +224,7 @@ def json_of(content: bytes, charset: str = "") -> tuple[Any, bool]:
         text = content.decode("utf-8", "replace")
     text = text.lstrip("\ufeff \t\r\n")
     if text.startswith(("data:", "event:", "id:", "retry:", ":")):
-        try:
-            return _assembled(text), damaged
-        except (AttributeError, TypeError, LookupError):
-            raise ValueError("no stream of a completion") from None
+        return _stream(text), damaged
     # What stands before and behind the value is left out: a warning of the server's language, a null byte, a note.
     decoder, found, position = json.JSONDecoder(parse_int=_number), list[Any](), 0
     for _ in range(MOST_STARTS):
@@ -234,6 +238,9 @@ def json_of(content: bytes, charset: str = "") -> tuple[Any, bool]:
         else:
             found.append(value)
             if has_choices(value):
+                choice = _choice_of(value) if isinstance(value, dict) else None
+                if isinstance(choice, dict) and "delta" in choice and text[end:].lstrip()[:1] == "{":
+                    return _stream(re.sub("^", "data:", text, flags=re.MULTILINE)), damaged
                 break
         if (position := text.find("{", end)) < 0:
             break
@@ -260,6 +267,14 @@ def is_page(content: bytes) -> bool:
 
 def _number(digits: str) -> int | float:
     return int(digits) if len(digits) <= LONGEST_NUMBER else math.inf
+
+
+def _stream(text: str) -> dict[str, Any]:
+    """As `_assembled`. Raises `ValueError` for a stream of anything else."""
+    try:
+        return _assembled(text)
+    except (AttributeError, TypeError, LookupError):
+        raise ValueError("no stream of a completion") from None
 
 
 def _assembled(text: str) -> dict[str, Any]:
@@ -380,8 +395,9 @@ def _error_in(body: dict[str, Any], choice: Any) -> CallError | None:
 
 
 def _is_error(error: Any) -> bool:
-    """Whether a field `error` holds one; some vendors send it empty with every answer."""
-    return any(error.values()) if isinstance(error, dict) else bool(error)
+    """Whether a field `error` holds one; some vendors send it with every answer, empty or with a word for success."""
+    values = error.values() if isinstance(error, dict) else [error]
+    return any(value and str(value).strip().lower() not in _NO_ERROR for value in values)
 
 
 def _call_error(sources: list[Any], default: str, *, partial: bool = False) -> CallError:

@@ -72,6 +72,9 @@ def check_source(source: SourceConfig) -> None:
     if unknown := sorted(set(source.columns or ()) - set(schema_columns(form))):
         fields = ", ".join(schema_columns(form))
         raise ConfigError(f"source {source.name!r}: columns: form {form!r} has no field {unknown[0]!r}, but {fields}")
+    read_from = [(source.columns or {}).get(field, field) for field in TEXT_COLUMNS[form]]
+    if repeated := next((column for column in read_from if read_from.count(column) > 1), None):
+        raise ConfigError(f"source {source.name!r}: columns: two of the texts are read from the column {repeated!r}")
 
 
 def read_file(source: SourceConfig, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:

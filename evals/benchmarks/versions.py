@@ -12,7 +12,7 @@ from nautile.data.sources.reasoning_gym import ProblemKind
 from nautile.evals.benchmarks.items import AnswerKind
 from nautile.evals.benchmarks.registry import BENCHMARKS, parts_of
 
-GRADERS: dict[AnswerKind, int] = {"number": 2, "math": 2, "choice": 1, "text": 1, "exact": 1, "instructions": 1}
+GRADERS: dict[AnswerKind, int] = {"number": 3, "math": 3, "choice": 2, "text": 2, "exact": 2, "instructions": 1}
 
 
 def versions(names: Iterable[str]) -> dict[str, dict[str, int | str]]:

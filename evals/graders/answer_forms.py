@@ -47,7 +47,7 @@ _WORDS = {
 }  # fmt: skip
 _SCALES = {
     "dozen": "12", "hundred": "10^{2}", "thousand": "10^{3}", "million": "10^{6}", "billion": "10^{9}",
-    "trillion": "10^{12}",
+    "trillion": "10^{12}", "mn": "10^{6}", "bn": "10^{9}", "tn": "10^{12}", "lakh": "10^{5}", "crore": "10^{7}",
 }  # fmt: skip
 _NO_UNIT = re.compile(r"\b(?:factorial|wrong|incorrect|not|false)\b|^\s*(?:squared|cubed)\b", re.IGNORECASE)
 # The name of a value: x, a_{37}, f(2), f^{-1}(x), |AB|, A:B, \angle ABC, \frac{NO}{BO}; no other expression.

@@ -44,6 +44,11 @@ _OBJECT = (
 _OBJECTS = rf":?{_OBJECT}(?:\s+(?:or|nor){_OBJECT}){{0,3}}"
 _SUBJECT = r"(?:the\s+)?(?:(?:correct|right|final)\s+)?(?:answer|option|choice|result)"
 _BE = r"(?:is|was|would\s+be|should\s+be|could\s+be)"
+# What is struck out; and the mark of a word that denies: "The answer is *not* 5".
+_STRUCK = re.compile(
+    r"~~[^~\n]{1,200}~~|<(s|del|strike)>[^<\n]{0,200}</\1>|\\(?:[bx]?cancel|sout)\s*\{[^{}]{0,200}\}", re.IGNORECASE
+)
+_STRESSED = re.compile(r"(?<!\w)[*_]{1,2}(not|never|no|n['’]t)[*_]{1,2}(?!\w)", re.IGNORECASE)
 _DENIALS = (
     # "I don't think the answer is C", "It is not true that the answer is 5"
     re.compile(
@@ -59,17 +64,26 @@ _DENIALS = (
     ),
     # "The answer is not 5", "The answer cannot be 5", "It is not \\boxed{5}"
     re.compile(
-        rf"\b(?:answer|option|choice|result)\s+(?:{_BE}\s+(?:not|never|no\s+longer)|(?:is|was)n['’]t"
+        rf"\b(?:answer|option|choice|result)\s+(?:{_BE}\s+(?:not(?:\s+equal\s+to)?|never|no\s+longer|unlikely\s+to\s+be"
+        r"|anything\s+(?:but|other\s+than|except)|far\s+from|different\s+from)|(?:is|was)n['’]t"
         rf"|(?:can(?:not|\s+not|['’]t)|couldn['’]t)\s+be)\b{_OBJECTS}"
         r"|\bit\s+(?:is\s+not|isn['’]t)(?=[*_\"'“(`\s]*(?:\\(?:boxed|fbox|\()|\$))" + _OBJECTS,
         re.IGNORECASE,
     ),
-    # "\\boxed{5} is wrong"
+    # "\\boxed{5} is wrong", "5 is not the answer"
     re.compile(
-        rf"(?:{_BOX}|\$[^$\n]{{1,200}}\$)\$?\s+(?:is|was)\s+(?:clearly\s+)?"
-        r"(?:wrong|incorrect|not\s+(?:the\s+)?(?:right|correct|(?:final\s+)?answer))\b",
+        rf"(?:{_BOX}|\$[^$\n]{{1,200}}\$|(?<![\w.,])-?[0-9]{{1,15}}(?:[.,/][0-9]{{1,15}})?%?)\$?"
+        r"\s+(?:is|was)(?:\s+(?:clearly\s+)?(?:wrong|incorrect|not\s+(?:the\s+)?(?:right|correct|(?:final\s+)?answer))"
+        r"|n['’]t\s+(?:the\s+)?(?:right|correct|(?:final\s+)?answer))\b",
         re.IGNORECASE,
     ),
+    # a question with a colon: "Is the answer: 5?"
+    re.compile(
+        r"\b(?:is|was)\s+(?:the|this|that|your|my)\s+(?:(?:correct|right|final)\s+)?answer\s*[:=][^.!?\n;]{0,80}\?",
+        re.IGNORECASE,
+    ),
+    # "I doubt that the answer is 5"
+    re.compile(rf"\bdoubt\s+(?:that\s+)?(?:{_SUBJECT}|it)(?:\s+{_BE}\b|['’]s\b){_OBJECTS}", re.IGNORECASE),
 )
 _SENTENCE_START = re.compile(r"(?:^|(?<=[!?\n;])|(?<=\.)(?![0-9]))\s*+")
 _QUESTION = re.compile(r"[^\s.!?\n;]+\s(?:[^.!?\n;]|\.(?=[0-9]))*\?")  # of several words: "C?" is an answer
@@ -103,7 +117,8 @@ def short_runs(text: str) -> str:
 
 
 def without_denials(text: str) -> str:
-    """`text` without the answers that it denies: "the answer is not 5", "the wrong answer is 5"."""
+    """`text` without the answers that it denies or strikes out: "the answer is not 5", "~~5~~"."""
+    text = _STRESSED.sub(r"\1", _STRUCK.sub(" ", text))
     for pattern in _DENIALS:
         text = pattern.sub(" … ", text)
     return text

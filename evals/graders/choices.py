@@ -15,8 +15,8 @@ from typing import TypeVar
 from nautile.evals.graders.answer_spans import answer_spans, without_bold, without_denials, without_questions
 
 # A character of a word. Chinese, Japanese and Korean have no spaces, so their characters may touch a letter.
-_CJK = "\u3005-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
-_IN_WORD = rf"[^\W{_CJK}]"
+CJK = "\u3005-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
+_IN_WORD = rf"[^\W{CJK}]"
 # Not a part of a word, of LaTeX (`\A`), of an abbreviation ("U.S.") or of a contraction ("I'm").
 _ISOLATED = re.compile(rf"(?<!{_IN_WORD})(?<!\\)(?<!\w[.'’])([A-Za-z])(?!{_IN_WORD}|[.'’]\w)")
 _LATEX_WRAP = re.compile(
@@ -37,7 +37,7 @@ _IS_THE_ANSWER = re.compile(
 # "A" and "I" are also words. They can be so only before another word, and before none of these: no article stands
 # before "is", and no pronoun of the first person.
 # Not before a quotation mark: A "smart" person. "…" stands for a name that was removed.
-_ENDS = rf"[^\S\n]*(?:$|\n|[^\w\s'’\"“`…]|[{_CJK}])|[^\w\s'’…]|['’](?!\w)"
+_ENDS = rf"[^\S\n]*(?:$|\n|[^\w\s'’\"“`…]|[{CJK}])|[^\w\s'’…]|['’](?!\w)"
 _AFTER_BOTH = r"is|because|since|or|which|but|not|rather|instead|due|if|then|so|given|although|while|where|whereas"
 _AFTER_A = re.compile(
     rf"{_ENDS}|[^\S\n]+(?:{_AFTER_BOTH}|was|as|and|seems|for|by|would|should|can|must)\b", re.IGNORECASE
@@ -78,6 +78,12 @@ _NO_MENTION = (
         r"|nothing|none)(?:\s+(?:answer|option|choice))?\s+(?:but|except|other\s+than)\s+|\bother\s+than\s+|\bwithout\s+"
         rf"|\bopposite\s+of\s+)(?i:the\s+)?{_LETTERS}"
     ),
+    # denials in other languages; Chinese, Japanese and Korean have no boundary between a word and a letter
+    re.compile(
+        r"(?:不是|不选|不選|并非|並非|排除)\s*[A-Z](?![A-Za-z0-9])|[A-Z]\s*(?:是错|是錯|是不|不是|不对|不對|不正确|不正確|ではな|ではあり"
+        r"|じゃな|は違|は間違|[이가은는]\s?아니)"
+    ),
+    re.compile(rf"(?i:\b(?:nicht|pas|não\s+é|no\s+es|non\s+è|не)\s+){_LETTERS}"),
 )
 
 

@@ -21,6 +21,8 @@ from nautile.evals.graders.notation import WrittenNumber, same_number, stands_fo
 MEMORY = 3 << 30  # bytes of address space beyond what the libraries use
 DIGITS = 30
 _DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?|\\[a-z]+ ?|[A-Za-z])\s*\^\s*\\circ")
+# Primes, and exponents that the parser takes for a transposition: it drops both.
+_DROPPED = re.compile(r"'|\\prime(?![A-Za-z])|\^\s*\{?\s*(?:T(?![A-Za-z])|\\(?:top|intercal|dagger)(?![A-Za-z]))")
 # Points at which expressions in variables are compared first, of both signs, and none a likely special case.
 _POINTS = ("17/13", "-29/31", "37/41", "-43/19", "53/7", "-3/59")
 
@@ -54,7 +56,7 @@ def same(a: str, b: str) -> bool:
     import sympy
 
     first, second = read(a), read(b)
-    if first is None or second is None:
+    if first is None or second is None or len(_DROPPED.findall(a)) != len(_DROPPED.findall(b)):
         return False
     # Sums and products of matrices become matrices.
     first, second = (value.doit() if isinstance(value, sympy.MatrixExpr) else value for value in (first, second))

@@ -21,7 +21,9 @@ _NUMBER = re.compile(r"[0-9]")
 _OR = re.compile(r"\bor\b|\n")
 # A word that belongs to the number before it, outside of its box or dollar signs. Of limited length, as above: many
 # formulas may stand before the same marks.
-_SCALE = re.compile(r"[\s$}]{0,40}+(hundred|thousand|million|billion|trillion)\b", re.IGNORECASE)
+_SCALE = re.compile(
+    r"[\s$}*_`]{0,40}+(hundred|thousand|million|billion|trillion|dozen|lakh|crore|[mbt]n)s?\b", re.IGNORECASE
+)
 # What stands between the parts of one answer: "$1$ and $2$", "\boxed{1}, \boxed{2}".
 _BETWEEN = re.compile(
     r"[A-Za-z](?:_\{?[A-Za-z0-9]+\}?)?\s*=|[\s$.]|\\[()\[\],;!]|\\q?quad|\\text\s*\{|\\(?:boxed|fbox)\s*\{|[{}]"

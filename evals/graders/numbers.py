@@ -24,13 +24,18 @@ from nautile.evals.graders.answer_spans import (
     without_bold,
     without_denials,
 )
-from nautile.evals.graders.choices import in_order_of_last
+from nautile.evals.graders.choices import CJK, INVISIBLE, in_order_of_last
 
 MAX_DIGITS = 300  # a longer literal is noise; Python itself refuses int() of more than 4,300 digits
 _SCALES = {
     "k": 10**3, "dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9,
-    "trillion": 10**12,
+    "trillion": 10**12, "mn": 10**6, "bn": 10**9, "tn": 10**12, "lakh": 10**5, "crore": 10**7,
+    "十": 10, "百": 100, "千": 1000, "万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8,
+    "백": 100, "천": 1000, "만": 10**4, "억": 10**8,
 }  # fmt: skip
+_CJK_SCALES = "十百千万萬亿億백천만억"
+_SCALE_WORDS = "hundred|thousand|million|billion|trillion|dozen|lakh|crore|[mbt]n"
+_SCALE_LETTERS = {"k": "thousand", "m": "million", "b": "billion", "t": "trillion"}
 _WORDS = {
     "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
     "ten": 10, "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14, "fifteen": 15, "sixteen": 16,
@@ -46,6 +51,8 @@ _CHARACTERS = str.maketrans(
         "‐": "-",
         "‑": "-",
         "–": "-",
+        "‒": "-",
+        "₋": "-",
         "—": " — ",
         "٫": ".",
         "٬": ",",
@@ -79,7 +86,39 @@ _LATEX = (
 # "half a dozen" is 6, "2 and a half" the mixed number 2 1/2
 _HALVES = (
     (re.compile(r"\bhalf\s+a\s+dozen\b", re.IGNORECASE), "six"),
-    (re.compile(r"(?<=[0-9])\s+and\s+a\s+half\b", re.IGNORECASE), " 1/2"),
+    (re.compile(r"(?<=[0-9])\s+and\s+(?:a|one)\s+half\b", re.IGNORECASE), " 1/2"),
+    (re.compile(r"(?<=[0-9])\s+and\s+(?:a|one)\s+third\b", re.IGNORECASE), " 1/3"),
+    (re.compile(r"(?<=[0-9])\s+and\s+(?:a|one)\s+quarter\b", re.IGNORECASE), " 1/4"),
+    (re.compile(r"(?<=[0-9])\s+and\s+three[\s-]quarters\b", re.IGNORECASE), " 3/4"),
+)
+# "$1.2M" with a currency; of the letters alone only M beside the digits: "5 M" and "5B" are no value.
+_LETTER_SCALE = re.compile(
+    r"(?:(?<=[$€£¥₹])\s?([0-9][0-9.,]{0,15})\s?([KMBT])|(?<![\w.,$€£¥₹])([0-9][0-9.,]{0,15})(M))(?![A-Za-z0-9²³^])"
+)
+# A word for thousands or millions outside of the box or the marks that hold its number: `\boxed{18} million`.
+_OUTSIDE = re.compile(
+    r"(?<=[0-9])((?:\\[,;:! )\]]|[$}*_`~]|[^\S\n]|\\(?:text|mathrm|textbf|mbox)\s*\{){1,12})"
+    rf"({_SCALE_WORDS})s?\b",
+    re.IGNORECASE,
+)
+# "1 million 200 thousand" is one number.
+_COMPOUND = re.compile(
+    rf"(?<![\w.,])(?:[0-9]{{1,3}}(?:\.[0-9]{{1,9}})?\s{{1,2}}(?:{_SCALE_WORDS})\s{{1,2}}(?:and\s)?){{1,3}}"
+    rf"[0-9]{{1,3}}\s{{1,2}}(?:{_SCALE_WORDS})\b",
+    re.IGNORECASE,
+)
+# 0.1\overline{6}, 0.\dot{3}, 0.1(6), and with marks over the digits
+_REPEATING = re.compile(
+    r"(?<![\w.,])([0-9]{1,9})\.([0-9]{0,20}?)(?:\\(?:overline|bar|dot)\s*(?:\{\s*([0-9]{1,20})\s*\}|([0-9]))"
+    "|\\(([0-9]{1,20})\\)(?!\\w)|((?:[0-9][\u0304\u0305\u0307]){1,20}))"
+)
+_POINT = re.compile(r"(?<=[0-9])\s+point\s+((?:[0-9]\s+){0,20}[0-9])(?![0-9.])", re.IGNORECASE)
+# How sure a text is of its answer: "18, I'm 100% sure"
+_SURE = re.compile(
+    r"(?:\bwith\s+)?(?:\b(?:I['’]m|I\s+am|about|over|a)\s+){0,2}(?<![\w.,])[0-9]{1,3}(?:\.[0-9]{1,3})?\s?\\?%\s*"
+    r"(?:sure|certain|confident|confidence|certainty|positive)\b"
+    r"|\bconfidence(?:\s+(?:level|score))?\s*(?:is|of|:|=)?\s*[0-9]{1,3}(?:\.[0-9]{1,3})?\s?(?:\\?%|/10\b)",
+    re.IGNORECASE,
 )
 # "two thirds"; "three-quarters", but "three quarters" may be coins
 _PARTS = {
@@ -91,7 +130,9 @@ _WORD_FRACTION = re.compile(
     rf"(?:-|[\s-]+(?!quarter))({'|'.join(_PARTS)})s?\b",
     re.IGNORECASE,
 )
-_WORD_AND_A_HALF = re.compile(r"\b([a-z]+)\s+and\s+a\s+half\b", re.IGNORECASE)
+_WORD_AND_A_PART = re.compile(
+    r"\b([a-z]+)\s+and\s+(?:(?:a|one)\s+(half|third|quarter)|three[\s-](quarter)s|two[\s-](third)s)\b", re.IGNORECASE
+)
 # A decimal comma where the digits can be neither a group of thousands nor the next item of a list: "0,75", "12,05",
 # "€12,50", "12,5 %", "12,5 km". "12,5" alone may be a list, as the roots in a box are.
 _DECIMAL_COMMA = re.compile(
@@ -103,7 +144,7 @@ _DECIMAL_COMMA = re.compile(
 )
 _CURRENCY_AFTER_LETTERS = re.compile(r"(?<=[A-Za-z])[$€£¥₹]")
 _CURRENCY = re.compile(r"[$€£¥₹]")
-_NEGATIVE_WORD = re.compile(r"\b(?:negative|minus)\s+(?=[0-9.])", re.IGNORECASE)
+_NEGATIVE_WORD = re.compile(r"\b(?:negative|minus|neg\.?)\s+(?=[0-9.])|(?:负|負|マイナス)\s*(?=[0-9.])", re.IGNORECASE)
 # "x = - 3", "\\boxed{ - 3 }", "Answer: - 3", unlike the subtraction in "x - 3" and the bullet at the start of a line
 _SIGN_APART = re.compile(r"(?:(?<=[={(\[:])|(?<=\\[(\[])|(?<![0-9$]\$)(?<![0-9])(?<=\$))[^\S\n]*[-−]\s+(?=[0-9.])")
 # "±3" states two numbers, 3 and -3
@@ -112,7 +153,7 @@ _PLUS_MINUS = re.compile(r"(?:±|\\pm|\+/-|\+-)\s*([0-9][0-9.,]*)")
 _SPACE = "\u00a0\u202f\u2009\u2007"  # spaces that group digits; an ordinary space separates numbers
 _LITERAL = re.compile(
     rf"""
-    (?<![\w^])
+    (?<![^\W{CJK}])(?<![\^第点{_CJK_SCALES}])
     (?:
       # 3 1/2, 3 and 1/2; but 3 1/2/4 is no mixed number
       (?P<whole>[0-9]{{1,9}}) (?:\s+and)? \s+ (?P<over>[0-9]{{1,9}})/(?P<under>[0-9]{{1,9}}) (?![0-9/])
@@ -132,18 +173,26 @@ _LITERAL = re.compile(
       (?:\s*/\s*(?P<divisor>[0-9]+(?:\.[0-9]+)?)(?![0-9]|\s*/))?
     )
     (?P<percent>\s*%|\s+per\s?cent\b)?
-    (?:\s*-?(?P<scale>hundred|thousand|million|billion|trillion|dozen)s?\b|(?P<kilo>k)(?![A-Za-z]))?
+    (?:\s*-?(?P<scale>{_SCALE_WORDS})s?\b|(?P<kilo>k)(?![A-Za-z])|(?P<cjk>[{_CJK_SCALES}])(?![0-9{_CJK_SCALES}]))?
     """,
     re.VERBOSE | re.IGNORECASE,
 )
 _BOUNDARY = re.compile(r"[.!?。](?=\s|$)|\n|;|,(?=\s)|\bor\b|\band\b", re.IGNORECASE)
 # "not 13", "isn't -13", "rather than 13", just before the number
-_DENIED = re.compile(r"(?:\bnot|n't|\brather\s+than|\binstead\s+of)\s+-?$", re.IGNORECASE)
+_DENIED = re.compile(
+    r"(?:(?:\bnot(?:\s+equal\s+to)?|n't(?:\s+be)?|\bcannot\s+be|\bnever|\b(?:rather|other)\s+than|\binstead\s+of|\bexcept"
+    r"|\banything\s+but)\s+|¬\s*|\\(?:neg|lnot)\s+)[{\s]*-?$",
+    re.IGNORECASE,
+)
 _BOUNDS = re.compile(r"\bbetween\s+\S+\s+and\s+\S+", re.IGNORECASE)
 # Behind a number that is no answer: "5th", "5x", "18 + y", "18π", "5 factorial", "18 or more", "101_2", "3x2".
 _NO_VALUE = re.compile(
-    r"(?:st|nd|rd|th)\b|[axyz]\b|\s?_\s?\{?(?!10\b)[0-9a-z]|(?!(?:[kcmd]?m|ft|in|yd)[23]\b)[a-z]{1,3}[0-9]|\s*[-+*×·]\s*[nxyz]\b|\s*(?:π|pi\b)|\s+(?:factorial|squared|cubed)\b"
-    r"|\+(?!\s*[0-9])|\s+or\s+(?:more|less|fewer)\b",
+    r"(?:st|nd|rd|th)\b|[axyz]\b|(?-i:[einqrB])(?![A-Za-z.])|\s?_\s?\{?(?!10\b)[0-9a-z]|(?!(?:[kcmd]?m|ft|in|yd)[23]\b)[a-z]{1,3}[0-9]|\s*[-+*×·]\s*[nxyz]\b|\s*(?:π|pi\b)|\s+(?:factorial|squared|cubed)\b"
+    r"|\+(?!\s*[0-9])|\s+or\s+(?:more|less|fewer)\b"
+    # bounds, digits that repeat, and words for thousands and millions that are not read
+    rf"|\s?(?:[<>]=?|[≤≥≠])\s*[a-z]\b|(?:\.{{2,3}}|…)?\s+\(?(?:repeating|recurring)\b|[‰{_CJK_SCALES}]"
+    r"|\s(?-i:[MB])(?![\w.])|\s?(?:mil|mille|tausend|mio|mrd|mill(?:i[oó]n(?:en|es|s|i)?|ones|iard\w*)|тыс|тысяч\w*|млн|млрд"
+    r"|милли[оа]\w*)\b",
     re.IGNORECASE,
 )
 # Parts of an answer span after the answer: a remark in brackets, or what the answer is measured against ("out of 8").
@@ -207,9 +256,14 @@ _APART = re.compile(
 _NOT_ITSELF = re.compile(
     r"\b(?:(?<![0-9]\s)over|over(?=\s[0-9.]{1,9}\s[a-z])|under|above|below|than|exceeds|exceeding)[\s{}]{1,3}(?=-?[0-9.])"
     r"|(?<![\w./,%])[0-9]{1,9}[\s{}]{1,3}(?:(?:[a-z]+\s){0,2}out\s)?of[\s{}]{1,3}(?:the\s)?(?=[0-9])"
-    r"|(?<=[0-9])\s?_\s?\{?(?=[0-9])",
+    r"|(?<=[0-9])\s?_\s?\{?(?=[0-9])"
+    # "x >= 18", "x != 18"; an exponent; the argument of a function; a value between bars
+    r"|(?:[<>]=|<>|(?<![0-9)])!=)\s{0,3}(?=-?[0-9.])|\^\s?\{\s?-?(?=[0-9])"
+    r"|\b(?:log|ln|sin|cos|tan|exp|sqrt)\s?\(?\s?(?=[0-9.])|(?<![A-Za-z\\])[fgh]\((?=-?[0-9.])"
+    r"|\|\{?-(?=[0-9.]{1,20}\}?(?:\\right)?\|)",
     re.IGNORECASE,
 )
+_DIGIT = re.compile("[0-9]")
 _BEFORE_IN_CLAUSE = re.compile(r"[^.,;!?\n=≈]*$")
 
 
@@ -238,7 +292,10 @@ def candidates(text: str) -> list[Number]:
 
     Those in its answer spans (`\\boxed`, "the answer is") if there are any, else all of them.
     """
-    text = _SIGN_APART.sub(" -", _SIZE.sub("", without_denials(without_bold(short_runs(text)))))
+    text = _OUTSIDE.sub(r" \2\1", short_runs(text))
+    text = _SIGN_APART.sub(" -", _SIZE.sub("", without_denials(without_bold(text))))
+    if _DIGIT.search(unsure := _SURE.sub("", text)):
+        text = unsure
     if (cut := _OPEN_BOX.search(text)) and not boxes_at(text[cut.start() :]):
         text = text[: cut.start()]  # truncated inside a box: the content is incomplete
     committed = [number for span in answer_spans(text) for number in numbers_in(_answer_part(span))]
@@ -267,7 +324,7 @@ def numbers_in(text: str) -> list[Number]:
     """Return every number in `text`, in order, with repeats; number words count only if there is no digit."""
     text = _normalised(text)
     if not any("0" <= c <= "9" for c in text):
-        text = _NEGATIVE_WORD.sub("-", _with_digits(_PRONOUN.sub(" ", text)))
+        text = _NEGATIVE_WORD.sub("-", _pointed(_with_digits(_PRONOUN.sub(" ", text))))
     # Literals with their positions, without negated ones, ordinals, terms and bounds.
     literals = [(m.start(), m.end(), n) for m in _LITERAL.finditer(text) if (n := _number(m, text)) is not None]
     no_values = bytearray(len(text) + 1)  # 1 at the characters of bounds and of terms of an expression
@@ -300,6 +357,7 @@ def _normalised(text: str) -> str:
     """The text in ASCII notation: digits of any script, superscripts as powers, fractions, LaTeX, no currency signs."""
     # Character by character: superscripts, digits of other scripts, fractions such as ½, full-width forms.
     out = []
+    text = _REPEATING.sub(_as_fraction, INVISIBLE.sub("", text))
     for i, c in enumerate(text):
         if c.isascii():
             out.append(c)
@@ -318,17 +376,46 @@ def _normalised(text: str) -> str:
     text = _EMPHASIS.sub(r"\1", without_bold("".join(out)).replace("**", "^").translate(_CHARACTERS))
     for pattern, replacement in _HALVES:
         text = pattern.sub(replacement, text)
+    text = _LETTER_SCALE.sub(lambda m: f"{m[1] or m[3]} {_SCALE_LETTERS[(m[2] or m[4]).lower()]}", text)
+    text = _WORD_AND_A_PART.sub(_mixed, text)
     text = _WORD_FRACTION.sub(lambda match: f"{_WORDS[match[1].lower()]}/{_PARTS[match[2].lower()]}", text)
-    text = _WORD_AND_A_HALF.sub(
-        lambda match: f"{_WORDS[word]} 1/2" if (word := match[1].lower()) in _WORDS else match.group(), text
-    )
     text = _DECIMAL_COMMA.sub(lambda match: match.group().replace(",", "."), text)
     for pattern, replacement in _LATEX:
         text = pattern.sub(replacement, text)
-    text = _CURRENCY.sub("", _CURRENCY_AFTER_LETTERS.sub(" ", text))
+    text = _pointed(_CURRENCY.sub("", _CURRENCY_AFTER_LETTERS.sub(" ", text)))
+    text = _COMPOUND.sub(_summed, text)
     text = _PLUS_MINUS.sub(r" \1 , -\1", text)
     text = _SIGN_APART.sub(" -", text)
     return _NEGATIVE_WORD.sub("-", text)
+
+
+def _as_fraction(match: re.Match[str]) -> str:
+    """A decimal that repeats as a fraction: 0.1(6) is 15/90."""
+    whole, fixed = match[1], match[2]
+    period = "".join(filter(str.isdecimal, match[3] or match[4] or match[5] or match[6]))
+    over = int(whole + fixed + period) - int(whole + fixed)
+    return f"{over}/{(10 ** len(period) - 1) * 10 ** len(fixed)}"
+
+
+def _mixed(match: re.Match[str]) -> str:
+    """Words such as "two and a quarter" as a mixed number."""
+    part, over = (match[2], 1) if match[2] else (match[3], 3) if match[3] else (match[4], 2)
+    word = match[1].lower()
+    return f"{_WORDS[word]} {over}/{_PARTS[part.lower()]}" if word in _WORDS else match.group()
+
+
+def _pointed(text: str) -> str:
+    """`text` with "1 point 5" as a decimal."""
+    return _POINT.sub(lambda match: "." + "".join(match[1].split()), text)
+
+
+def _summed(match: re.Match[str]) -> str:
+    """Amounts of falling scales ("1 million 200 thousand") as one number, others as they stand."""
+    words = [word for word in match.group().lower().split() if word != "and"]
+    amounts, scales = list(map(Fraction, words[::2])), [_SCALES[word] for word in words[1::2]]
+    falls = all(larger > smaller for larger, smaller in pairwise(scales))
+    total = sum(amount * scale for amount, scale in zip(amounts, scales, strict=True))
+    return str(total) if falls else match.group()
 
 
 def _number(match: re.Match[str], text: str) -> Number | None:
@@ -354,7 +441,7 @@ def _number(match: re.Match[str], text: str) -> Number | None:
             if Fraction(match["divisor"]) == 0:
                 return None
             value /= Fraction(match["divisor"])
-    if scale := match["scale"] or match["kilo"]:
+    if scale := match["scale"] or match["kilo"] or match["cjk"]:
         value *= _SCALES[scale.lower()] if scale != "K" else 1  # a capital K is as often kelvin or a school grade
     return Number(-value if _negative(match.start(), text) else value, bool(match["percent"]))
 

@@ -24,7 +24,7 @@ from nautile.common.errors import ConfigError, Retryable
 from nautile.common.extras import missing_extra
 from nautile.common.files import read_bounded_text, read_json
 from nautile.common.processes import begin_as_usual, die_with_parent, give_way, loopback_direct, restart_on_huge_pages
-from nautile.common.text import controls_escaped, visible
+from nautile.common.text import visible
 from nautile.flows.cli.operate import approve, dashboard, deploy, down, reconcile, retry, server, up
 from nautile.flows.cli.plan import plan
 from nautile.flows.cli.plugins import plugins
@@ -42,11 +42,11 @@ from nautile.flows.cli.terminal import (
     SetOption,
     complete_stage,
     console_for,
-    json_text,
     print_markdown,
     show_as,
     the_store,
     unexpected,
+    write_json,
 )
 from nautile.flows.cli.watch import logs, note, runs, status
 from nautile.flows.uses import COMMANDS, UseCommand
@@ -216,7 +216,7 @@ def chat(
     if prompt is None:
         converse(session, console_for(), not hide_thinking, name)
     elif as_json:
-        print(json_text(answer_as_json(session, prompt), ensure_ascii=False))
+        write_json(answer_as_json(session, prompt), ensure_ascii=False)
     else:
         stream_answer(session, prompt, console_for(), not hide_thinking)
 
@@ -352,7 +352,7 @@ def report(
 
     folder = named_or_newest(the_store(), "report", artifact).path
     if as_json:
-        print(controls_escaped((folder / "report.json").read_text(encoding="utf-8")))
+        write_json(read_json(folder / "report.json"), ensure_ascii=False)
         return
     print_markdown((folder / "report.md").read_text(encoding="utf-8"))
     # Repeated at the end, which stays visible: the newest report may be about another configuration than expected.

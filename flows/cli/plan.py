@@ -14,9 +14,9 @@ from nautile.flows.cli.terminal import (
     Json,
     SetOption,
     console_for,
-    json_text,
     print_markdown,
     the_store,
+    write_json,
 )
 
 
@@ -123,7 +123,7 @@ def plan(
         more |= {"estimate": estimate and asdict(estimate), "online": answers and asdict(answers)}
         text = "" if plan_error else (folder / "plan.json").read_text(encoding="utf-8")
         plan = {"refused": str(plan_error)} if plan_error else json.loads(text)
-        typer.echo(json_text({**plan, **more}, ensure_ascii=False))
+        write_json({**plan, **more}, ensure_ascii=False)
     else:
         parts = [(folder / "plan.md").read_text(encoding="utf-8").strip()] if plan_error is None else []
         parts += [estimate_markdown(estimate, compiled=plan_error is None)] if estimate is not None else []
@@ -172,6 +172,6 @@ def compare_plan(run_config: Any, topologies: str | None, fsdp: int | None, sett
     with console_for(stderr=True).status(f"compiling for {topologies}") as spinner:
         comparisons = compare_settings(store, run_config, topologies, fsdp, settings, spinner.update)
     if as_json:
-        typer.echo(json.dumps(comparisons, indent=1))
+        write_json(comparisons)
     else:
         print_markdown("\n\n".join(comparison_markdown(comparison) for comparison in comparisons))

@@ -3,6 +3,7 @@
 The store and Rich are imported when a command runs, so that `--help` stays fast.
 """
 
+import contextlib
 import errno
 import glob
 import json
@@ -10,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -59,16 +60,43 @@ RuntimeOption = Annotated[
     str,
     typer.Option("--runtime", metavar="RUNTIME", help="jax: for a checkpoint; onnx: for an export --format onnx."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def print_json_alone(context: typer.Context, wanted: bool) -> bool:
+    """With --json: what a plug-in or a library prints while the command runs goes to standard error.
+
+    `write_json` alone writes to standard output then.
+    """
+    global _json_output
+    if wanted and _json_output is None:
+        _json_output = sys.stdout
+        context.with_resource(contextlib.redirect_stdout(sys.stderr))
+        context.call_on_close(_end_json_alone)
+    return wanted
+
+
+def _end_json_alone() -> None:
+    global _json_output
+    _json_output = None
+
+
+_json_output: TextIO | None = None  # standard output while `print_json_alone` holds
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.", callback=print_json_alone)]
 JSON_VERSION = 1  # of the --json outputs (flows/cli/document.py): within a version fields are only added
 
 
 def show_as(value: Any, as_json: bool, view: Callable[[Any], Any]) -> None:
     """Print `value` as JSON, or as the Rich renderable that `view` builds from it."""
     if as_json:
-        sys.stdout.write(json_text(value) + "\n")  # not Rich, because it would wrap long strings
+        write_json(value)  # not Rich, because it would wrap long strings
     else:
         console_for().print(view(value), crop=False)  # keep lines that are longer than the terminal is wide
+
+
+def write_json(value: Any, *, ensure_ascii: bool = True) -> None:
+    """Print `value` as JSON."""
+    (_json_output or sys.stdout).write(json_text(value, ensure_ascii=ensure_ascii) + "\n")
 
 
 def json_text(value: Any, *, ensure_ascii: bool = True) -> str:

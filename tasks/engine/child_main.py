@@ -5,6 +5,7 @@ ITEM is empty. Exit codes: `common.processes.ExitCode`. `error.json` beside the 
 standard output and error go to the log.
 """
 
+import atexit
 import importlib
 import json
 import logging
@@ -16,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
+from concurrent.futures.thread import _threads_queues
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from types import FrameType
@@ -39,7 +41,7 @@ from nautile.tasks.engine.progress import LoggedProgress
 from nautile.tasks.engine.stage import Stage
 
 logger = logging.getLogger("nautile.tasks.engine.child_main")
-
+THREADS_S = 30.0  # that threads have to end after the work
 USAGE_EVERY_S = 5.0  # interval of the measurements at first
 MOST_POINTS = 500  # then the interval is 1/500 of the elapsed time, so that days of work add few rows
 JOIN_S = 300  # how long the hosts wait for each other at the start
@@ -338,7 +340,27 @@ def leave(code: int) -> NoReturn:
         # In a regular exit JAX would wait for the other hosts to end.
         logging.shutdown()
         os._exit(code)
+    if left := _threads_left():
+        logger.warning("the work is done; what it has started still runs and is ended: %s", ", ".join(left))
+        atexit._run_exitfuncs()
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        logging.shutdown()
+        os._exit(code)
     sys.exit(code)
+
+
+def _threads_left() -> list[str]:
+    """The names of threads that have not ended `THREADS_S` after the work, and for which Python would wait for ever.
+
+    A plug-in or a library may have started them. Those of pools end by themselves at the exit.
+    """
+    others = [thread for thread in threading.enumerate() if not thread.daemon and thread not in _threads_queues]
+    deadline = time.monotonic() + THREADS_S
+    for thread in others:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
+    return [thread.name for thread in others if thread.is_alive() and thread is not threading.current_thread()]
 
 
 if __name__ == "__main__":

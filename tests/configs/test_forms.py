@@ -82,6 +82,10 @@ REFUSED = {
     f"distill.prompt_sets=[{SET}]": "distill.prompt_sets.0.path",
     "distill.prompt_sets.1.path=/etc/passwd": "distill.prompt_sets.1.path",
     "ingest.sources.1.exemplars=9": "ingest.sources.1.exemplars",
+    # Another column of the worker's files, which would go to the teachers.
+    'distill.prompt_sets.1={name="mine", source="jsonl", path="mine.jsonl", form="columns", columns={query="ssn"}}': (
+        "distill.prompt_sets.1.columns"
+    ),
     "ingest.sources.0={name='wikipedia', reader='jsonl', form='web', path='/etc/*'}": "ingest.sources.0.path",
     'align.judge={endpoint="other"}': "align.judge.endpoint",
     'align.judge.compare=["local", "other"]': "align.judge.compare",

@@ -136,6 +136,7 @@ def test_settings_replace_values_of_the_file():
         ("reason.policy.stepz=3", "unknown key `reason.policy.stepz`"),
         ("reason.policy.steps=-5", "`reason.policy.steps`: "),
         ("reason.policy.steps", "write it as FIELD=VALUE"),
+        ("seed=1\nname='lost'", "sets several values"),
         ("=3", "write it as FIELD=VALUE"),
         ("reason..steps=3", "write it as FIELD=VALUE"),
         ("ingest.sources.9.records=1", "'9' is not an index of a list of 3"),

@@ -52,6 +52,8 @@ def test_a_plug_ins_stage_is_found_in_every_place(tmp_path):
     assert "kept_share" in str(places["curves"])
     assert "a text that was kept" in str(places["samples"])
     assert "dedupe" in places["refused value"]
+    assert not places["form sets its section"]
+    assert places["refused in a form"].startswith("overrides: dedupe: a form may not set it")
     assert "unknown key `dedupes`" in places["refused key"]
 
 
@@ -104,6 +106,9 @@ BROKEN = {
     "stage=a:b": "it is not REGISTRY=module:attribute; the registries are stages, vendors,",
     "vendors=no_such_module:acme": "cannot be imported (ModuleNotFoundError: No module named 'no_such_module')",
     "vendors=raising:other": "cannot be imported (SystemExit: not now)",
+    "rewards=skipping:other": "cannot be imported (Skipped: not here)",
+    "rewards=odd:named": "its `version` is of the class str, and not int",
+    "rewards=odd:failing": "no `version` (ValueError: not today)",
     "readers=json:nothing": "cannot be imported (AttributeError: module 'json' has no attribute 'nothing')",
     "readers=json:dumps": "is of the class function, and not Reader",
     "stages=nautile.tasks.ingest:ingest": "the project itself has an entry 'ingest' too",
@@ -115,14 +120,27 @@ BROKEN = {
 @pytest.mark.slow
 def test_broken_plug_ins_are_listed_each_with_its_fault(tmp_path):
     (tmp_path / "raising.py").write_text("raise SystemExit('not now')")
+    (tmp_path / "skipping.py").write_text("class Skipped(BaseException): pass\nraise Skipped('not here')")
+    # What it prints is not among the JSON.
+    (tmp_path / "odd.py").write_text(
+        "print('loaded')\ndef named(): pass\nnamed.version = '1'\n"
+        "class Failing:\n def __call__(self): pass\n @property\n def version(self): raise ValueError('not today')\n"
+        "failing = Failing()\n"
+    )
     more = PATH | {"PYTHONPATH": f"{PATH['PYTHONPATH']}:{tmp_path}", "NAUTILE_PLUGINS": ",".join(BROKEN)}
+    # An installed package whose metadata is not UTF-8.
+    (tmp_path / "torn-1.dist-info").mkdir()
+    (tmp_path / "torn-1.dist-info" / "METADATA").write_bytes(b"Name: torn\nVersion: \xff\n")
+    (tmp_path / "torn-1.dist-info" / "entry_points.txt").write_text("[nautile.rewards]\ntorn = no_such_module:torn\n")
     asked = nautile("plugins", "--json", store=tmp_path / "store", cwd=tmp_path, **more)
     assert asked.returncode == 2, asked.stderr
+    assert "loaded" in asked.stderr
     TypeAdapter(OUTPUTS["plugins"]).validate_json(asked.stdout, strict=True)
     rows = {f"{row['registry']}={row['reference']}": row["fault"] for row in json.loads(asked.stdout)}
     for text, fault in BROKEN.items():
         assert fault in rows[text.rpartition(",")[2]], text
     assert all(row.count("\n") == 0 for row in rows.values())
+    assert "of an installed package cannot be imported" in rows["rewards=no_such_module:torn"]
     none = nautile("plugins", store=tmp_path / "store", cwd=tmp_path, **PATH)
     assert (none.returncode, "NAUTILE_PLUGINS=REGISTRY=module:attribute" in none.stdout) == (0, True)
 

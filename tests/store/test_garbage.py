@@ -105,6 +105,27 @@ def test_leftovers_are_removed_but_never_a_live_artifact(store):
     assert [path.name for path in records.iterdir()] == [f"tokens-{live.key}.json"]
 
 
+def test_of_a_link_only_the_link_is_counted_and_removed(store, tmp_path):
+    """Where it leads to is not the store's: another folder of this machine, in a store that was unpacked here."""
+    elsewhere = tmp_path / "elsewhere"
+    inner = elsewhere / key_of("docker")
+    inner.mkdir(parents=True)
+    (inner / "kept").write_bytes(b"x" * 10**6)
+    store.artifacts.mkdir(parents=True, exist_ok=True)
+    store.staging_root.mkdir(parents=True, exist_ok=True)
+    (store.artifacts / "linked").symlink_to(elsewhere)
+    places = [store.artifacts / "tokens" / key_of("a"), store.staging_root / "odd", store.staging_root / key_of("b")]
+    for place in places:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(inner)
+    garbage = find_garbage(store, stale_days=0, unfinished=[key_of("b")])
+    assert sum(item.bytes for item in garbage) < 10**4
+    assert sorted(item.path for item in collect(store, garbage)) == sorted(places)
+    assert not any(place.is_symlink() for place in places)
+    assert find_garbage(store, stale_days=0) == []
+    assert (inner / "kept").stat().st_size == 10**6
+
+
 def test_what_another_process_is_removing_ends_no_collection(store, monkeypatch):
     folders = [store.root / "staging" / name for name in (".trash-1", ".pull-1", key_of("begun"))]
     for folder in folders:

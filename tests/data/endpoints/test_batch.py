@@ -1,6 +1,7 @@
 """Batch interfaces through the vendors' SDKs over a real socket: answers get lost, rows fail, processes are killed."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -325,10 +326,25 @@ NO_FILES = {"output_file_id": None, "output_file": None}
         ("download", each_row(lambda row: [{**row, "error": {"code": None, "message": None}}])),
         ("download", each_row(lambda row: [{**row, "response": {"body": row["response"]["body"]}}])),
         ("download", each_row(lambda row: [{**row, "response": {**row["response"], "status_code": "200"}}])),
+        ("download", each_row(lambda row: [{**row, "response": {**row["response"], "status_code": "OK"}}])),
+        ("download", each_row(lambda row: [{**row, "response": {**row["response"], "status_code": math.inf}}])),
+        ("download", each_row(lambda row: [{**row, "response": {"body": json.dumps(row["response"]["body"])}}])),
         ("status", lambda answer: {**answer, "status": answer["status"].swapcase()}),
         ("status", lambda answer: answer if answer.pop("late", None) else {**answer, **NO_FILES}),
     ],
-    ids=["error after", "error before", "others", "empty error", "no status", "text", "capitals", "late files"],
+    ids=[
+        "error after",
+        "error before",
+        "others",
+        "empty error",
+        "no status",
+        "text",
+        "word",
+        "infinite",
+        "JSON in JSON",
+        "capitals",
+        "late files",
+    ],
 )
 def test_a_reply_in_a_job_is_kept_whatever_stands_around_it(pool_for, kind, step, reshape):
     def answer_of(at, answer):

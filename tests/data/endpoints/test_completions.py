@@ -126,6 +126,7 @@ THE, TEXT, STOP = piece("the ", index=0), piece("text"), piece(finish="stop")
         (stream({"choices": [{"text": "the "}]}, {"choices": [{"text": "text", "finish_reason": "stop"}]}),
          "the text", "stop", None),
         (stream(piece("hm", field="reasoning_content"), STOP), "", "length", None),
+        (b"\n".join(json.dumps(event).encode() for event in (THE, TEXT, STOP)), "the text", "stop", None),
         (stream(piece("I will ", field="refusal"), piece("not", field="refusal"), STOP), "I will not", "refusal", None),
     ],
 )  # fmt: skip
@@ -140,6 +141,7 @@ def test_a_stream_that_nobody_asked_for_is_put_together(body, text, finish, toke
         (stream(THE, TEXT, ended=""), "invalid_reply", True),
         (stream(THE, piece(7), STOP), "invalid_reply", True),
         (stream({"choices": [7]}), "invalid_reply", True),
+        (b"\n".join(json.dumps(event).encode() for event in (THE, TEXT)), "invalid_reply", True),
         (stream(THE) + b"data: {\n\n" + stream(STOP), "invalid_reply", True),
         (stream({"error": {"message": "slow", "code": 429}}), "rate_limited", False),
         (stream({"object": "error", "message": "slow", "code": 429}), "rate_limited", False),
@@ -238,7 +240,20 @@ def test_a_reply_that_was_broken_off_is_no_answer(finish):
     assert finish in caught.message
 
 
-@pytest.mark.parametrize("error", [None, False, "", {}, [], {"code": None, "message": ""}])
+@pytest.mark.parametrize(
+    "error",
+    [
+        None,
+        False,
+        "",
+        {},
+        [],
+        {"code": None, "message": ""},
+        "none",
+        {"code": 200, "message": "Success"},
+        {"code": "0"},
+    ],
+)
 def test_an_empty_error_beside_a_reply_is_none(error):
     assert parsed({**ANSWER, "error": error}).text == parsed(with_choice(error=error)).text == "the text"
 

@@ -276,6 +276,8 @@ def test_a_field_is_read_from_the_column_that_the_source_names(tmp_path, reader)
     assert [(record.text, record.language) for record in records_of(config)] == [("eins", "de")]
     with pytest.raises(ConfigError, match=r"columns: form 'web' has no field 'texts', but text, id,"):
         list_files(source(columns={"texts": "body"}, **named), tmp_path)
+    with pytest.raises(ConfigError, match=r"two of the texts are read from the column 'query'"):
+        list_files(source(form="synth", columns={"synthetic_answer": "query"}, reader=reader, path=str(path)), tmp_path)
     with pytest.raises(ValueError, match=r"reader 'wikipedia' has no columns to name"):
         source(reader="wikipedia", columns={"text": "body"})
 

@@ -46,9 +46,9 @@ def test_parsers_and_graders_are_those_that_their_versions_stand_for():
 
 def test_a_benchmark_has_the_versions_of_its_parser_and_of_its_graders():
     assert versions(["arc", "gsm8k"]) == {
-        "arc_easy": {"questions": 1, "choice": 1},
-        "arc_challenge": {"questions": 1, "choice": 1},
-        "gsm8k": {"questions": 1, "number": 2},
+        "arc_easy": {"questions": 1, "choice": 2},
+        "arc_challenge": {"questions": 1, "choice": 2},
+        "gsm8k": {"questions": 1, "number": 3},
     }
     assert versions(["no such benchmark"]) == {}
     assert versions([HELD_OUT])[HELD_OUT].keys() == {"questions", "number", "math", "choice", "text"}

@@ -144,6 +144,17 @@ NAMES = [
     ("fork is the answer", "B", OPTIONS, True),
     ("A or B?", "B", OPTIONS, False),
     ("C?", "C", OPTIONS, True),
+    ("Is the answer: C?", "C", OPTIONS, False),
+    ("I doubt it is C", "C", OPTIONS, False),
+    ("The answer is unlikely to be C", "C", OPTIONS, False),
+    ("The answer is *not* C", "C", OPTIONS, False),
+    ("~~B~~ C", "C", OPTIONS, True),
+    ("~~C~~", "C", OPTIONS, False),
+    ("答案不是C", "C", OPTIONS, False),
+    ("C是错的", "C", OPTIONS, False),
+    ("不是B，选C", "C", OPTIONS, True),
+    ("正解はCではない", "C", OPTIONS, False),
+    ("Nicht C", "C", OPTIONS, False),
 ]
 
 

@@ -62,6 +62,11 @@ def equivalence():
         # what a parser may drop
         ("a^2", "A^2", False),
         ("x_1 + x_2", "x_1 + x_3", False),
+        ("f'(x)", "f''(x)", False),
+        ("2", "2^T", False),
+        ("2^{T}", "2^T", True),
+        ("5", "5\\text{bn}", False),
+        ("300000", "3\\text{ lakh}", True),
         ("f'(x)", "f(x)", False),
         ("\\sin 30^\\circ", "\\frac{1}{2}", True),
         ("3 + 4i", "4i + 3", True),
@@ -102,6 +107,11 @@ def test_equivalence(equivalence, expected, given, same):
         ("", False, False, "no_answer"),
         (None, False, False, "unfinished"),
         ("Answer: the value of $x$ is $\\boxed{0.5}$.", True, True, None),
+        ("Is the answer: $\\frac12$?", False, False, None),
+        ("The answer is anything but $\\frac12$", False, False, None),
+        ("\\boxed{\\cancel{2}\\frac12}", True, True, None),
+        ("~~$2$~~ $\\frac12$", True, True, None),
+        ("\\boxed{0.5} bn", False, False, None),
         # More than any number of candidates that is looked at: the last one is the last.
         (" ".join(f"\\boxed{{{n}}}" for n in range(2, 40)) + " \\boxed{0.5}", False, True, "many_answers"),
         ("\\boxed{0.5} " + " ".join(f"\\boxed{{{n}}}" for n in range(2, 40)), False, False, "many_answers"),

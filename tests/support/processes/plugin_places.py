@@ -7,7 +7,7 @@ from jsonschema import Draft202012Validator
 from streamlit.testing.v1 import AppTest
 
 from nautile.common.errors import ConfigError
-from nautile.configs.load import load
+from nautile.configs.load import load, load_form
 from nautile.flows.dag import build_dag
 from nautile.flows.dashboard import shared
 from nautile.flows.dashboard.graph import drawing
@@ -34,9 +34,9 @@ def words(page, run):
     return [str(getattr(element, "proto", "")) for element in shown.main]
 
 
-def refusal(*settings):
+def refusal(*settings, read=load):
     try:
-        load(sys.argv[1], settings)
+        read(sys.argv[1], settings)
     except ConfigError as error:
         return str(error)
     return ""
@@ -50,13 +50,15 @@ answers = {
     "keys differ": step.key != other.key,
     "deployments": {entry.name: entry.parameters for entry in deployments(config, sys.argv[1])},
     "pool": deploy_settings(config)["dedupe"].pool,
-    "form": form.is_valid({"only": "dedupe", "overrides": ["dedupe.threshold=0.5"]}),
+    "form": form.is_valid({"only": "dedupe"}),
+    "form sets its section": form.is_valid({"overrides": ["dedupe.threshold=0.5"]}),
     "asks": asks_before(store, config, step, force=True),
     "approval": expected_cost(store, config, step),
     "graph": drawing(shared.chosen_run(run).state.steps, run),
     "curves": words(curves_page, run),
     "samples": words(samples_page, run),
     "refused value": refusal("dedupe.threshold=7"),
+    "refused in a form": refusal("dedupe.threshold=0.5", read=load_form),
     "refused key": refusal("dedupes.threshold=0.5"),
 }
 sys.stdout.write(json.dumps(answers))

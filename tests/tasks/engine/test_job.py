@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 from socket import gethostname
 
 import pytest
@@ -86,3 +88,21 @@ def test_listeners_hear_until_they_unsubscribe():
     assert first.share == 0.25
     assert StageUpdate("s", "s", "running", done=5).share is None
     assert StageUpdate("s", "s", "running", done=30, total=20).share == 1.0
+
+
+PROCESS = """
+import atexit, concurrent.futures, sys, threading
+from nautile.tasks.engine import child_main
+child_main.THREADS_S = 0.1
+atexit.register(print, "exit function")
+concurrent.futures.ThreadPoolExecutor().submit(int)
+threading.Thread(target=threading.Event().wait, name="of a plug-in").start()
+child_main.leave(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_thread_that_a_plug_in_has_started_does_not_hold_a_process_whose_work_is_done(code):
+    ended = subprocess.run([sys.executable, "-c", PROCESS, str(code)], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (code, "exit function\n")
+    assert ended.stderr.strip().endswith("still runs and is ended: of a plug-in")
