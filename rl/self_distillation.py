@@ -28,6 +28,7 @@ from nautile.common.events import Emit, flush, silent
 from nautile.common.files import atomic_path
 from nautile.configs.base import OptimizerConfig
 from nautile.configs.model import ModelConfig
+from nautile.configs.rewards import DEFAULT_REWARD
 from nautile.configs.training import SelfDistillConfig
 from nautile.data.tokenizer import tokenizer_for
 from nautile.model.layers.common import Params
@@ -133,7 +134,8 @@ def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh, chec
     engine = RolloutEngine(inputs.model, tokenizer_for(inputs.tokenizer), rollout, run.sampling_seed, mesh)
     # Before the first draw: a prompt that is too long would fail hours later.
     engine.check(inputs.problems)
-    size, reward = rollout.prompts, reward_named(run.config.reward)
+    size, name = rollout.prompts, run.config.reward
+    reward = None if name == DEFAULT_REWARD else reward_named(name)
     draws = -(-len(inputs.problems) // size)
 
     def first_draw() -> int:
@@ -157,7 +159,7 @@ def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh, chec
         rewards = [row["reward"] for row in rows if row["reward"] is not None]
         # Steps of metrics count from 1, as in every stage.
         correct = rewards
-        if reward is not verifiable:
+        if reward is not None:
             correct = [row["parts"]["correct"] for row in rows if row["parts"]["correct"] is not None]
             if rewards:
                 run.emit("metric", name="reward", step=step + 1, value=float(np.mean(rewards)))
@@ -181,12 +183,15 @@ def _traces_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["advantage"] is not None and row["advantage"] > 0]
 
 
-def _score_rows(group: Group, reward: Reward) -> list[dict[str, Any]]:
-    """Set rewards and advantages; returns the group's rows with its solve rate, None if none could be graded."""
+def _score_rows(group: Group, reward: Reward | None) -> list[dict[str, Any]]:
+    """Set rewards and advantages; returns the group's rows with its solve rate, None if none could be graded.
+
+    `reward` None: the strict grader's verdict.
+    """
     verdicts = [verifiable(group.problem, rollout.reply) for rollout in group.rollouts]
     for rollout, correct in zip(group.rollouts, verdicts, strict=True):
         rollout.reward = correct
-        if reward is not verifiable:
+        if reward is not None:
             completion = sampled_reply(rollout.reply, len(rollout.ids), rollout.truncated)
             rollout.reward, rollout.parts["correct"] = reward(group.problem, completion), correct
     for rollout, advantage in zip(group.rollouts, advantages([r.reward for r in group.rollouts]), strict=True):

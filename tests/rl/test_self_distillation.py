@@ -212,7 +212,7 @@ def test_a_completion_that_could_not_be_graded_is_in_no_rate_and_no_trace(monkey
     reply = ParsedReply("", "2", True, True)
     rollouts = [Rollout([1], np.array([2, 3]), np.zeros(2), False, reply, "2") for _ in rewards]
     group = Group(0, Problem("file", 0, "1 + 1?", "2", ""), rollouts)
-    samples = self_distillation._score_rows(group, self_distillation.verifiable)
+    samples = self_distillation._score_rows(group, None)
     assert [sample["advantage"] for sample in samples] == pytest.approx(advantages)
     assert {sample["solve_rate"] for sample in samples} == {rate}
     traces = self_distillation._traces_of(samples)
