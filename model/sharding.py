@@ -108,7 +108,17 @@ def whole_on_hosts(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda leaf: np.asarray(gather(leaf)), tree)
 
 
-def _identity(array: Array) -> Array:
+def on_mesh(tree: Any, shardings: Any) -> Any:
+    """Put arrays on the devices of a mesh; those that are there already are not copied.
+
+    Where several processes have one mesh, they are copied by a program: Orbax cannot save what `jax.device_put` makes
+    there, which is saved as it is if a stage has nothing to train on.
+    """
+    there = jax.device_put(tree, shardings)
+    return there if jax.process_count() == 1 else jax.jit(_identity, out_shardings=shardings)(there)
+
+
+def _identity(array: Any) -> Any:
     # At module level, so that gathering compiles once per shape and not at each call.
     return array
 

@@ -33,7 +33,7 @@ from nautile.model.layers.common import Params
 from nautile.model.loss import token_logprobs
 from nautile.model.nautile import PrefixStates, continue_from, run_prefixes, shapes
 from nautile.model.program_thread import program_threads
-from nautile.model.sharding import ROWS, OnMesh, parameter_shardings, replicated, row_sharding
+from nautile.model.sharding import ROWS, OnMesh, on_mesh, parameter_shardings, replicated, row_sharding
 from nautile.model.training import optimizer
 from nautile.rl.objectives import importance_weights, kl_to_reference, surrogate
 
@@ -172,7 +172,7 @@ class LearnerProgram:
     def place(self, params: Params) -> tuple[Params, Params]:
         """Put parameters on the mesh as (trained, frozen); those that are there already are not copied."""
         trained, frozen = self.subset.split(params)
-        return jax.device_put(trained, self.shardings), jax.device_put(frozen, self.frozen_shardings)
+        return on_mesh(trained, self.shardings), on_mesh(frozen, self.frozen_shardings)
 
     def gradients(self, ratio: bool, *arguments: Any) -> tuple[Pair, Pair | None, dict[str, Array]]:
         """Start `completion_gradients` for a micro-batch; on CPU on alternating threads, so that two run at a time."""

@@ -38,6 +38,7 @@ from nautile.model.processes import joint_termination, on_first
 from nautile.model.sharding import (
     OnMesh,
     make_mesh,
+    on_mesh,
     parameter_shardings,
     put_shared_rows,
     replicated,
@@ -86,7 +87,7 @@ def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str
     mesh = make_mesh(config.fsdp, part="self_distill")
     if config.batch_rows % mesh.size:
         raise ConfigError(f"self_distill.batch_rows {config.batch_rows} does not divide among the {mesh.size} devices")
-    params = jax.device_put(on_device(params), parameter_shardings(shapes(run.inputs.model), mesh))
+    params = on_mesh(on_device(params), parameter_shardings(shapes(run.inputs.model), mesh))
     checkpoints = open_checkpoints(work / "checkpoints", 2, run.identity, mesh, shared_disk=run.shared_disk)
     rounds_done = checkpoints.latest()
     facts: dict[str, Any] = {"rounds": []}

@@ -36,8 +36,9 @@ def section(url):
     )
     judge = JudgeConfig(endpoint="judge", calibration_items=4, hostile_items=0)
     distil = SelfDistillConfig(
-        rollout=ROLLOUT, problems=ProblemsConfig(tasks=SUMS, count=2), batch_rows=8, optimizer=optimizer, fsdp=DEVICES
-    )
+        rollout=ROLLOUT, problems=ProblemsConfig(tasks=SUMS, count=2), batch_rows=8, optimizer=optimizer, fsdp=DEVICES,
+        rounds=2,
+    )  # fmt: skip
     return {
         "align": AlignConfig(rollout=ROLLOUT, policy=learner, judge=judge, problems=PROBLEMS).model_dump(mode="json"),
         "self_distill": distil.model_dump(mode="json"),

@@ -1,5 +1,6 @@
 """A stage of an alignment and then a self-distillation, so that one set of processes shows both of them."""
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +16,17 @@ from nautile.tasks.reinforce import align, self_distill
 def reinforced(job: Job) -> None:
     """Self-distillation begins with the alignment's checkpoint, in a folder of its own that is not published.
 
-    It takes every second completion for right by its length, for a random policy solves nothing.
+    A random policy solves nothing: none of the first round is right, which is saved untrained, and then every second
+    completion by its length.
     """
     from nautile.rl import self_distillation
 
-    self_distillation.verifiable = lambda problem, reply: float(len(reply.reasoning or "") % 2)
+    graded = itertools.count()
+    first = job.section["self_distill"]["rollout"]
+    first_round = first["prompts"] * first["group"]
+    self_distillation.verifiable = lambda problem, reply: float(
+        next(graded) >= first_round and len(reply.reasoning or "") % 2
+    )
     align.work(job)
     on_first(lambda: None)  # the first process writes the checkpoint that all read
     second = job.staging / "self_distill"
