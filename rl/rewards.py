@@ -17,7 +17,7 @@ from typing import Literal
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.processes import time_limit
 from nautile.common.text import first_line
-from nautile.configs.rewards import REWARDS
+from nautile.configs.rewards import DEFAULT_REWARD, REWARDS
 from nautile.configs.training import JudgeConfig
 from nautile.data.chat_template import ParsedReply
 from nautile.data.sources.reasoning_gym import Problem
@@ -56,6 +56,11 @@ def reward_named(name: str) -> Reward:
     """
     reward: Reward = REWARDS[name]
     return partial(_guarded, name, reward) if name in REWARDS.plug_ins else reward
+
+
+def own_reward(name: str) -> Reward | None:
+    """As `reward_named`; None for the default, which is the strict grader's verdict that is known anyway."""
+    return None if name == DEFAULT_REWARD else reward_named(name)
 
 
 def _guarded(name: str, reward: Reward, problem: Problem, completion: SampledReply) -> float | None:

@@ -28,7 +28,6 @@ from nautile.common.events import Emit, flush, silent
 from nautile.common.files import atomic_path
 from nautile.configs.base import OptimizerConfig
 from nautile.configs.model import ModelConfig
-from nautile.configs.rewards import DEFAULT_REWARD
 from nautile.configs.training import SelfDistillConfig
 from nautile.data.tokenizer import tokenizer_for
 from nautile.model.layers.common import Params
@@ -47,7 +46,7 @@ from nautile.model.sharding import (
 from nautile.model.training import optimizer
 from nautile.model.training.checkpoint import open_checkpoints
 from nautile.rl.learner import SkippedUpdates
-from nautile.rl.rewards import Reward, advantages, reward_named, sampled_reply, verifiable
+from nautile.rl.rewards import Reward, advantages, own_reward, sampled_reply, verifiable
 from nautile.rl.rollouts import Group, RolloutEngine, StageInputs, append_rows, on_device, truncate_log
 from nautile.rl.training_rows import TrainingRow, batches
 
@@ -135,8 +134,7 @@ def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh, chec
     engine = RolloutEngine(inputs.model, tokenizer_for(inputs.tokenizer), rollout, run.sampling_seed, mesh)
     # Before the first draw: a prompt that is too long would fail hours later.
     engine.check(inputs.problems)
-    size, name = rollout.prompts, run.config.reward
-    reward = None if name == DEFAULT_REWARD else reward_named(name)
+    size, reward = rollout.prompts, own_reward(run.config.reward)
     draws = -(-len(inputs.problems) // size)
 
     def first_draw() -> int:

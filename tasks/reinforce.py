@@ -21,7 +21,7 @@ from nautile.rl.calibration import KINDS, calibrate
 from nautile.rl.judge import Judge, JudgeItem
 from nautile.rl.objective_registry import Balance, objective_named
 from nautile.rl.problems import ProblemScreen, check_files, load_references
-from nautile.rl.rewards import is_mastered, judged, reward_named, sampled_reply, verifiable
+from nautile.rl.rewards import is_mastered, judged, own_reward, sampled_reply, verifiable
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Calls, Curve, Stage
 
@@ -266,16 +266,15 @@ class AnswerScorer:
     """
 
     def __init__(self, name: str = DEFAULT_REWARD) -> None:
-        self.reward = reward_named(name)
+        self.reward = own_reward(name)
 
     def score(self, groups: "Sequence[Group]") -> None:
         for group in groups:
             for rollout in group.rollouts:
-                correct = verifiable(group.problem, rollout.reply)
-                rollout.parts["correct"] = correct
-                completion = sampled_reply(rollout.reply, len(rollout.ids), rollout.truncated)
-                # A comparison of formulas takes time, so the default reward is the verdict that is there.
-                rollout.reward = correct if self.reward is verifiable else self.reward(group.problem, completion)
+                rollout.reward = rollout.parts["correct"] = verifiable(group.problem, rollout.reply)
+                if self.reward is not None:
+                    completion = sampled_reply(rollout.reply, len(rollout.ids), rollout.truncated)
+                    rollout.reward = self.reward(group.problem, completion)
 
     def mastered(self, group: "Group") -> bool:
         return False
