@@ -24,9 +24,8 @@ from nautile.common.retry import Backoff, retry
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_S = 0.5
 _PROXIES = {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}
-_SERVER_PORTS: Sequence[int] = range(
-    16_384, 32_768
-)  # below those of outgoing connections: 32768 on Linux, 49152 elsewhere
+# Below those of outgoing connections: 32768 on Linux, 49152 elsewhere.
+_SERVER_PORTS: Sequence[int] = range(16_384, 32_768)
 _PORT_IN_USE = Backoff(give_up_s=3.0, first_s=0.1, longest_s=0.5)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Makes glibc request pages of 2 MB for large allocations, as numpy does. Reading gigabytes of weights into pages of 4

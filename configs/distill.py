@@ -92,9 +92,8 @@ class PromptSetConfig(Section):
     split: str = "train"
     revision: str = ""  # a commit of the Hub; no set of the Hub is read without one
     form: Literal["any", "instruction", "messages", "columns"] = "any"
-    columns: Worker[
-        dict[Literal["query", "context", "id", "passage", "reference"], str]
-    ] = {}  # role -> name of the column
+    # Role -> name of the column.
+    columns: Worker[dict[Literal["query", "context", "id", "passage", "reference"], str]] = {}
     frame: str | None = None  # a template around the query: "Write a short story: {query}"
     detokenise: bool | None = None  # undo a tokeniser's spaces and the marks of WritingPrompts: "[ WP ] It 's late ."
     weight: PositiveFloat = 1.0

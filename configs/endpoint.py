@@ -13,9 +13,9 @@ from nautile.configs.vendors import VENDORS, Vendor, is_judge, known_kind
 
 # Fields that every request has already, or that would change the response to several completions or a stream.
 _NOT_EXTRA = {
-    *("model", "messages", "max_tokens", "max_completion_tokens", "temperature"),
-    *("response_format", "grammar", "stream", "n"),
-}
+    "model", "messages", "max_tokens", "max_completion_tokens", "temperature",
+    "response_format", "grammar", "stream", "n",
+}  # fmt: skip
 
 
 class BatchConfig(Section):

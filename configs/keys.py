@@ -30,7 +30,7 @@ from nautile.configs.stages import STAGES, plugin_section
 
 FILES = "local_files"  # the entry of a step's section with the digests: path as configured -> file -> sha256
 
-LOCAL_READERS = ("parquet", "jsonl", "csv", "margins", "labelled_sentences")  # readers of local files, of all sections
+LOCAL_READERS = ("csv", "margins", "labelled_sentences")  # readers of local files besides those of `READERS`
 
 # Types of the parts of a step's section, by name. A part that is not listed (a seed, a length) is semantic as a whole.
 PARTS: dict[str, Any] = {
@@ -141,7 +141,7 @@ def _local_paths(value: Any, annotation: Any) -> Iterator[str]:
         return
     # The reader or source says whether a path is local or on the Hub; a benchmark has neither, and its path is local.
     reader = value.get("reader", value.get("source", "jsonl"))
-    if value.get("path") and (reader in LOCAL_READERS or (reader in READERS.plug_ins and READERS[reader].is_local)):
+    if value.get("path") and (reader in LOCAL_READERS or (reader in READERS and READERS[reader].is_local)):
         yield value["path"]
     for name, field in model.model_fields.items():
         yield from _local_paths(value.get(name), field.annotation)

@@ -170,9 +170,9 @@ class LearnerProgram:
         self.add_counts = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0, out_shardings=whole)
 
     def place(self, params: Params) -> tuple[Params, Params]:
-        """Put parameters on the mesh as (trained, frozen); those that are there already are not copied."""
+        """Put parameters on the mesh as (trained, frozen); on one host those that are there already are not copied."""
         trained, frozen = self.subset.split(params)
-        return on_mesh(trained, self.shardings), on_mesh(frozen, self.frozen_shardings)
+        return on_mesh(trained, self.shardings), jax.device_put(frozen, self.frozen_shardings)  # no checkpoint has it
 
     def gradients(self, ratio: bool, *arguments: Any) -> tuple[Pair, Pair | None, dict[str, Array]]:
         """Start `completion_gradients` for a micro-batch; on CPU on alternating threads, so that two run at a time."""

@@ -8,6 +8,7 @@ import itertools
 import logging
 import pkgutil
 import shutil
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -112,7 +113,7 @@ def stand_in_of(source: SourceConfig) -> str | None:
     return _corpus(source).stand_in
 
 
-class Corpus:
+class Corpus(ABC):
     """How one source is listed and read, before its filters."""
 
     stand_in: str | None = None  # what the text stands in for
@@ -121,13 +122,13 @@ class Corpus:
         self.source = source
         self.reader = reader
 
+    @abstractmethod
     def files(self, folder: Path) -> list[SourceFile]:
         """The files in their order, as `list_files`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def batches(self, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
         """The rows of one file, or of its range of rows."""
-        raise NotImplementedError
 
 
 class Wikipedia(Corpus):

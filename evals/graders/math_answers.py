@@ -12,6 +12,7 @@ from nautile.evals.graders.answer_spans import (
     without_bold,
     without_denials,
 )
+from nautile.evals.graders.numbers import SCALE_WORDS
 
 # Of limited length, or many marks that are never closed would take a time that grows with the square of theirs.
 _SEGMENT = re.compile(r"\$\$(.{1,1000}?)\$\$|\$(.{1,1000}?)\$|\\\((.{1,1000}?)\\\)|\\\[(.{1,1000}?)\\\]", re.DOTALL)
@@ -21,9 +22,7 @@ _NUMBER = re.compile(r"[0-9]")
 _OR = re.compile(r"\bor\b|\n")
 # A word that belongs to the number before it, outside of its box or dollar signs. Of limited length, as above: many
 # formulas may stand before the same marks.
-_SCALE = re.compile(
-    r"[\s$}*_`]{0,40}+(hundred|thousand|million|billion|trillion|dozen|lakh|crore|[mbt]n)s?\b", re.IGNORECASE
-)
+_SCALE = re.compile(rf"[\s$}}*_`]{{0,40}}+({SCALE_WORDS})s?\b", re.IGNORECASE)
 # What stands between the parts of one answer: "$1$ and $2$", "\boxed{1}, \boxed{2}".
 _BETWEEN = re.compile(
     r"[A-Za-z](?:_\{?[A-Za-z0-9]+\}?)?\s*=|[\s$.]|\\[()\[\],;!]|\\q?quad|\\text\s*\{|\\(?:boxed|fbox)\s*\{|[{}]"

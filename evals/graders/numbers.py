@@ -34,7 +34,7 @@ _SCALES = {
     "백": 100, "천": 1000, "만": 10**4, "억": 10**8,
 }  # fmt: skip
 _CJK_SCALES = "十百千万萬亿億백천만억"
-_SCALE_WORDS = "hundred|thousand|million|billion|trillion|dozen|lakh|crore|[mbt]n"
+SCALE_WORDS = "hundred|thousand|million|billion|trillion|dozen|lakh|crore|[mbt]n"
 _SCALE_LETTERS = {"k": "thousand", "m": "million", "b": "billion", "t": "trillion"}
 _WORDS = {
     "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
@@ -98,13 +98,13 @@ _LETTER_SCALE = re.compile(
 # A word for thousands or millions outside of the box or the marks that hold its number: `\boxed{18} million`.
 _OUTSIDE = re.compile(
     r"(?<=[0-9])((?:\\[,;:! )\]]|[$}*_`~]|[^\S\n]|\\(?:text|mathrm|textbf|mbox)\s*\{){1,12})"
-    rf"({_SCALE_WORDS})s?\b",
+    rf"({SCALE_WORDS})s?\b",
     re.IGNORECASE,
 )
 # "1 million 200 thousand" is one number.
 _COMPOUND = re.compile(
-    rf"(?<![\w.,])(?:[0-9]{{1,3}}(?:\.[0-9]{{1,9}})?\s{{1,2}}(?:{_SCALE_WORDS})\s{{1,2}}(?:and\s)?){{1,3}}"
-    rf"[0-9]{{1,3}}\s{{1,2}}(?:{_SCALE_WORDS})\b",
+    rf"(?<![\w.,])(?:[0-9]{{1,3}}(?:\.[0-9]{{1,9}})?\s{{1,2}}(?:{SCALE_WORDS})\s{{1,2}}(?:and\s)?){{1,3}}"
+    rf"[0-9]{{1,3}}\s{{1,2}}(?:{SCALE_WORDS})\b",
     re.IGNORECASE,
 )
 # 0.1\overline{6}, 0.\dot{3}, 0.1(6), and with marks over the digits
@@ -173,7 +173,7 @@ _LITERAL = re.compile(
       (?:\s*/\s*(?P<divisor>[0-9]+(?:\.[0-9]+)?)(?![0-9]|\s*/))?
     )
     (?P<percent>\s*%|\s+per\s?cent\b)?
-    (?:\s*-?(?P<scale>{_SCALE_WORDS})s?\b|(?P<kilo>k)(?![A-Za-z])|(?P<cjk>[{_CJK_SCALES}])(?![0-9{_CJK_SCALES}]))?
+    (?:\s*-?(?P<scale>{SCALE_WORDS})s?\b|(?P<kilo>k)(?![A-Za-z])|(?P<cjk>[{_CJK_SCALES}])(?![0-9{_CJK_SCALES}]))?
     """,
     re.VERBOSE | re.IGNORECASE,
 )

@@ -137,10 +137,10 @@ def state_shardings(tx: optax.GradientTransformation, shapes: Params, shardings:
 
     A leaf is a moment if its path in the state ends with the path of a parameter.
     """
-    by_path = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(shardings)}
+    by_path = {_names(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(shardings)}
 
     def rule(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        keys = _keys(path)
+        keys = _names(path)
         suffixes = (keys[start:] for start in range(len(keys)))
         sharding = next((by_path[suffix] for suffix in suffixes if suffix in by_path), None)
         return replicated(mesh) if sharding is None or leaf.ndim == 0 else sharding
@@ -157,14 +157,10 @@ def matrix_axes(path: tuple[Any, ...], leaf: Any) -> tuple[int, int] | None:
     return leaf.ndim - 2, leaf.ndim - 1
 
 
-def _names(path: tuple[Any, ...]) -> list[str]:
-    return [str(getattr(part, "key", part)) for part in path]
-
-
 def _tree(rule: Callable[[tuple[Any, ...], Any], Any]) -> Callable[[Any], Any]:
     return lambda params: jax.tree_util.tree_map_with_path(rule, params)
 
 
-def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:
+def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
     """A pytree path as names, whether its parts are dict keys, attributes or indices."""
     return tuple(str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path)

@@ -355,12 +355,12 @@ def _threads_left() -> list[str]:
 
     A plug-in or a library may have started them. Those of pools end by themselves at the exit.
     """
-    others = [thread for thread in threading.enumerate() if not thread.daemon and thread not in _threads_queues]
+    others = {thread for thread in threading.enumerate() if not thread.daemon and thread not in _threads_queues}
+    others.discard(threading.current_thread())
     deadline = time.monotonic() + THREADS_S
     for thread in others:
-        if thread is not threading.current_thread():
-            thread.join(max(0.0, deadline - time.monotonic()))
-    return [thread.name for thread in others if thread.is_alive() and thread is not threading.current_thread()]
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return sorted(thread.name for thread in others if thread.is_alive())
 
 
 if __name__ == "__main__":
