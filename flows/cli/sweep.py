@@ -1,6 +1,5 @@
 """`nautile sweep`: run the arms of a sweep file, and print tables that compare them."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,11 +61,9 @@ def sweep(
     catalog.catch_up()
     # Printed also after failures: the arms that are finished can be compared, and the exit code says that some are not.
     result = sweep_report(store, sweep_file.record(), lambda sql, *parameters: catalog.query(sql, parameters))
-    if as_json:
-        typer.echo(json.dumps(result, indent=1))
-    else:
+    if not as_json:
         console.print()
-        console.print(report_view(result), crop=False)
+    show_as(result, as_json, report_view)
     raise typer.Exit(code)
 
 

@@ -100,6 +100,14 @@ def test_a_benchmark_that_an_arm_was_not_screened_for_is_marked(store, sweep_of,
     assert "Held-out problems (not screened for), strict" in text_of(report)
 
 
+def test_the_command_prints_the_report_as_json_alone(store, sweep_of, command_line, monkeypatch, tmp_path):
+    evaluated(store, sweep_of(GRID).runs[0], rows(lambda n: n < 20))
+    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
+    code, out, _ = command_line("sweep", str(tmp_path / "try.toml"), "--report", "--json")
+    assert code == 0
+    assert json.loads(out)["metrics"][0]["arms"][0]["accuracy"] == 0.5
+
+
 def test_an_arm_may_be_compared_by_another_evaluation(store, sweep_of, report_of):
     """As supervised training continued, whose last evaluation is that after the pretraining."""
     sweep = sweep_of(
