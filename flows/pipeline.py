@@ -293,7 +293,7 @@ def request_of(store: Store, config: RunConfig, steps: Sequence[Step], force: bo
         return force or any(store.find(kind, step.key) is None for kind in step.outputs)
 
     multihost = config.launch.stages if config.launch.processes > 1 else ()  # one process cannot compile their programs
-    later = [step for step in steps if step.stage.rehearse and step.stage.name not in multihost and to_come(step)]
+    later = [step for step in steps if step.stage.compile_ahead and step.stage.name not in multihost and to_come(step)]
     if not later or not any(step.label == "pretrain" and to_come(step) for step in steps):
         return None
     return AheadRequest(

@@ -119,8 +119,8 @@ def _matches(name: str, leaves: Mapping[str, Any], block_count: int) -> dict[str
 class LearnerProgram:
     """The compiled programs of a run's updates and the shardings of their arrays.
 
-    `separate_kl`: return the KL term's gradient separately, not as part of the policy's. `rl.rehearsal` compiles the
-    programs from shapes alone, to estimate their memory.
+    `separate_kl`: return the KL term's gradient separately, not as part of the policy's. `rl.ahead_of_time` compiles
+    the programs from shapes alone, to estimate their memory.
     """
 
     def __init__(

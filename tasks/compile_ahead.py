@@ -50,14 +50,14 @@ def main(path: Path) -> None:
         if os.path.exists(staging):
             logger.info("%s has begun and compiles its own programs", stage)
             continue
-        rehearse(stage, section, model, tokenizer)
+        compile_stage(stage, section, model, tokenizer)
         logger.info("%s: compiled", stage)
 
 
-def rehearse(stage: str, section: dict[str, Any], model: ModelConfig, tokenizer: TokenizerConfig) -> None:
+def compile_stage(stage: str, section: dict[str, Any], model: ModelConfig, tokenizer: TokenizerConfig) -> None:
     """Compile the programs of a stage that declares how, configured by `section`."""
     if described := declared(stage):
-        resolve(described.rehearse)(model, tokenizer, section[stage])
+        resolve(described.compile_ahead)(model, tokenizer, section[stage])
 
 
 if __name__ == "__main__":

@@ -197,7 +197,7 @@ def _check_align(config: AlignConfig) -> None:
     limits=lambda section: _steps_and_completions(section["align"]),
     calls=_judge_calls,
     check=_check_align,
-    rehearse="nautile.rl.rehearsal:rehearse_align",
+    compile_ahead="nautile.rl.ahead_of_time:compile_align",
 )
 def align(job: Job) -> None:
     """Calibrate the judge, train the input checkpoint by reinforcement, publish the policy and every rollout."""
@@ -292,7 +292,7 @@ def _check_reason(config: ReasonConfig) -> None:
     outputs=("checkpoint", "rollouts"),
     limits=lambda section: _steps_and_completions(section["reason"]),
     check=_check_reason,
-    rehearse="nautile.rl.rehearsal:rehearse_reason",
+    compile_ahead="nautile.rl.ahead_of_time:compile_reason",
 )
 def reason(job: Job) -> None:
     """Train the input checkpoint by reinforcement; publish the policy and every rollout."""
@@ -323,7 +323,7 @@ def _completions(section: Mapping[str, Any]) -> list[str]:
     loss=TRACES_LOSS,
     limits=_completions,
     check=_check_self_distill,
-    rehearse="nautile.rl.rehearsal:rehearse_self_distillation",
+    compile_ahead="nautile.rl.ahead_of_time:compile_self_distillation",
 )
 def self_distill(job: Job) -> None:
     """Sample completions, keep those better than their group's mean, and train on them, weighted by advantage."""

@@ -100,7 +100,7 @@ class Stage:
     - `limits`: the step's section -> what bounds its work, in the words of an approval.
     - `calls`: (section, endpoints) -> the requests of the step, for the forecast of its cost.
     - `check`: raises `ConfigError` for a part NAME of the section that cannot work, before anything runs.
-    - `rehearse`: reference of (model, tokenizer, part NAME), which compiles its programs while cores are idle.
+    - `compile_ahead`: reference of (model, tokenizer, part NAME), which compiles its programs while cores are idle.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Stage:
     limits: Callable[[Mapping[str, Any]], list[str]] = lambda section: []
     calls: Callable[[Mapping[str, Any], Mapping[str, EndpointConfig]], Iterable[Calls]] = lambda section, endpoints: ()
     check: Callable[[Any], None] = lambda part: None
-    rehearse: str = ""
+    compile_ahead: str = ""
 
     def __post_init__(self) -> None:
         # Names become parts of paths in the store and of event files.

@@ -47,7 +47,7 @@ def plan_capacity(job: Job) -> None:
 
     from nautile.model.capacity.compiled import plan_training
     from nautile.model.sharding import make_mesh
-    from nautile.rl.rehearsal import estimate_memory
+    from nautile.rl.ahead_of_time import estimate_memory
 
     def notify(note: str) -> None:
         job.emit("progress", done=0, total=None, unit="", note=note)

@@ -13,7 +13,7 @@ from nautile.common.errors import ConfigError
 from nautile.configs.training import RolloutConfig
 from nautile.data.tokenizer import tokenizer_for
 from nautile.model.sharding import make_mesh
-from nautile.rl.rehearsal import estimate_memory
+from nautile.rl.ahead_of_time import estimate_memory
 from nautile.rl.rollouts import RolloutEngine
 from tests.rl.conftest import TOKENIZER, policy
 

@@ -37,7 +37,7 @@ def test_a_stage_that_cannot_be_compiled_is_named_and_the_rest_of_the_plan_is_ke
             raise jax.errors.JaxRuntimeError(message)
         return {"resident": 1}
 
-    monkeypatch.setattr("nautile.rl.rehearsal.estimate_memory", estimate_memory)
+    monkeypatch.setattr("nautile.rl.ahead_of_time.estimate_memory", estimate_memory)
     plan(tmp_path, "align", "reason", "self_distill")
     assert plans[0]["reinforcement"] == {
         "align": {"refused": "the compiler refused it: INTERNAL: no output tile sizes"},
@@ -47,7 +47,7 @@ def test_a_stage_that_cannot_be_compiled_is_named_and_the_rest_of_the_plan_is_ke
 
 
 def test_a_stage_that_the_configuration_lacks_is_not_planned_for(tmp_path, monkeypatch, plans):
-    monkeypatch.setattr("nautile.rl.rehearsal.estimate_memory", lambda *_arguments: {"resident": 1})
+    monkeypatch.setattr("nautile.rl.ahead_of_time.estimate_memory", lambda *_arguments: {"resident": 1})
     plan(tmp_path, "reason")
     assert plans[0]["reinforcement"] == {"reason": {"resident": 1}}
     assert plans[0]["starts"] == {}

@@ -18,7 +18,7 @@ from nautile.flows.pipeline import compiling_ahead, request_of
 from nautile.model.nautile import initialise
 from nautile.model.weights.files import save_weights
 from nautile.tasks import compile_ahead
-from nautile.tasks.compile_ahead import rehearse
+from nautile.tasks.compile_ahead import compile_stage
 from nautile.tasks.engine.job import Job
 from nautile.tasks.reinforce import reason, self_distill
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
@@ -64,7 +64,7 @@ def test_a_stage_compiles_nothing_that_was_not_compiled_ahead(stage, compiled, t
     monkeypatch.setattr("nautile.rl.self_distillation.verifiable", right)
     model = tiny_model()
     section = {stage: SECTIONS[stage].model_dump(mode="json")}
-    rehearse(stage, section, model, TOKENIZER)
+    compile_stage(stage, section, model, TOKENIZER)
     ahead = compiled()
     assert {"reason": "completion_gradients", "self_distill": "update"}[stage] in str(ahead)
     save_weights(tmp_path / "checkpoint", initialise(model, 0), model, TOKENIZER)
@@ -94,14 +94,14 @@ def test_the_process_leaves_out_a_step_that_has_begun(store, tmp_path, monkeypat
     request = request_of(store, config, build_dag(config), False)
     store.staging(next(step.key for step in build_dag(config) if step.label == "reason"))
     (tmp_path / "request.json").write_text(json.dumps(asdict(request)), encoding="utf-8")
-    rehearsed, parents = [], []
-    monkeypatch.setattr(compile_ahead, "rehearse", lambda stage, section, *_: rehearsed.append((stage, *section)))
+    compiled, parents = [], []
+    monkeypatch.setattr(compile_ahead, "compile_stage", lambda stage, section, *_: compiled.append((stage, *section)))
     monkeypatch.setattr(compile_ahead, "begin", parents.append)
     # It would be this process's, and that of every test after this.
     for name in ("only_idle_time", "signal", "keep_compiled"):
         monkeypatch.setattr(compile_ahead, name, MagicMock())
     compile_ahead.main(tmp_path / "request.json")
-    assert [stage for stage, *_ in rehearsed] == ["align", "self_distill"]
+    assert [stage for stage, *_ in compiled] == ["align", "self_distill"]
     assert parents == [os.getpid()]
 
 

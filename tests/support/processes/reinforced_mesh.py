@@ -21,10 +21,10 @@ from nautile.model.decoding.sampling import Sampling
 from nautile.model.nautile import initialise
 from nautile.model.sharding import make_mesh
 from nautile.rl import self_distillation
+from nautile.rl.ahead_of_time import estimate_memory
 from nautile.rl.learner import Learner
 from nautile.rl.objective_registry import Balance
 from nautile.rl.problems import load
-from nautile.rl.rehearsal import estimate_memory
 from nautile.rl.rewards import advantages
 from nautile.rl.rollouts import RolloutEngine, StageInputs
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model

@@ -26,7 +26,7 @@ def toy_dag(config: RunConfig) -> list[Step]:
 def stand_in_of(stage: Stage) -> Stage:
     """The stage with the name, version, outputs and function of its stand-in."""
     toy = toy_stage(stage.name)
-    declared = {name: getattr(stage, name) for name in ("limits", "calls", "check", "rehearse")}
+    declared = {name: getattr(stage, name) for name in ("limits", "calls", "check", "compile_ahead")}
     return replace(toy, **declared)
 
 

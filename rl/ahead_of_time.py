@@ -55,18 +55,18 @@ from nautile.rl.training_rows import NARROWEST, TrainingRow, batches, completion
 SEED = 0  # any: the programs are the same with all
 
 
-def rehearse_align(model: ModelConfig, tokenizer: TokenizerConfig, part: Mapping[str, Any]) -> None:
+def compile_align(model: ModelConfig, tokenizer: TokenizerConfig, part: Mapping[str, Any]) -> None:
     """Compile the programs of the stage `align`."""
-    _rehearse_reinforcement(model, tokenizer, AlignConfig.model_validate(part), None)
+    _compile_reinforcement(model, tokenizer, AlignConfig.model_validate(part), None)
 
 
-def rehearse_reason(model: ModelConfig, tokenizer: TokenizerConfig, part: Mapping[str, Any]) -> None:
+def compile_reason(model: ModelConfig, tokenizer: TokenizerConfig, part: Mapping[str, Any]) -> None:
     """Compile the programs of the stage `reason`."""
     config = ReasonConfig.model_validate(part)
-    _rehearse_reinforcement(model, tokenizer, config, Balance.of(config))
+    _compile_reinforcement(model, tokenizer, config, Balance.of(config))
 
 
-def _rehearse_reinforcement(
+def _compile_reinforcement(
     model: ModelConfig, tokenizer: TokenizerConfig, config: AlignConfig | ReasonConfig, balance: Balance | None
 ) -> None:
     """Compile the programs of one reinforcement step: sample its groups, and update with invented advantages."""
@@ -89,7 +89,7 @@ def _rehearse_reinforcement(
     learner.update(groups)
 
 
-def rehearse_self_distillation(model: ModelConfig, tokenizer: TokenizerConfig, part: Mapping[str, Any]) -> None:
+def compile_self_distillation(model: ModelConfig, tokenizer: TokenizerConfig, part: Mapping[str, Any]) -> None:
     """Compile the programs of self-distillation: sample a draw, and train for a step on halves of its completions.
 
     Halves, because right completions are shorter than those of a random policy, which never stops.
