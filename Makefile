@@ -67,7 +67,8 @@ fast: WORKERS := 2
 fast: $(READY)
 	@$(PYTEST) -m "not slow and not heavy"
 
-# Everything but the tests marked `heavy`: several hosts, browsers, services of minutes, and what needs the compilers
+# Everything but the tests marked `heavy`: several hosts, browsers, services, whole commands of many seconds of processor
+# time whose parts have tests of their own, and what needs the compilers
 # for TPU and GPU, lm-eval, torch or W&B (2.9 GB).
 test: $(READY)
 	@$(PYTEST) -m "not heavy"

@@ -125,7 +125,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if "not heavy" in (config.option.markexpr or ""):
         root = Path(__file__).parent
         paths = [path for path in root.rglob("test_*.py") if "pytest.mark.heavy" in path.read_text(encoding="utf-8")]
-        what = "several hosts, browsers, services of minutes, large downloads"
+        what = "several hosts, browsers, services, large downloads, whole commands of many seconds"
         terminalreporter.write_line(f"left out ({what}): tests in {len(paths)} files. `make test-all` runs them.")
 
 

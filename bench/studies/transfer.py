@@ -70,6 +70,7 @@ def sweep_text(widths: list[int]) -> str:
         # A sweep compares evaluations; here the facts of the checkpoints are compared.
         "evaluate.benchmarks=[]",
         "evaluate.held_out.count=16",
+        "operation.evaluate.niceness=0",
     ]
     cells = [(width, name, rate, 1) for width in widths for rate in RATES for name in OPTIMIZERS]
     cells += [(*(SEEDS_AT[0], name, SEEDS_AT[1]), seed) for name in OPTIMIZERS for seed in (2, 3)]

@@ -54,7 +54,7 @@ def in_shell(words, folder, env):
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize("title", TRIED)
 def test_every_command_of_the_section_runs(title, made, command_line, request, tmp_path, monkeypatch):
     store, folder = Store(shutil.copytree(made[0].root, tmp_path / "store")), tmp_path / "work"

@@ -25,7 +25,7 @@ pool = "dedupers"
 """
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_plug_ins_stage_is_found_in_every_place(tmp_path):
     store, config = tmp_path / "store", tmp_path / "plugged.toml"
     config.write_text(f'extends = "{TOY}"\n{SETTINGS}')

@@ -212,6 +212,7 @@ def test_a_run_waits_says_so_and_goes_on_when_it_is_approved_with_the_login(benc
     assert f"`nautile approve {note['run'][:8]}`" in webhook.messages[1]["text"]
 
 
+@pytest.mark.heavy
 def test_only_dead_runs_of_this_store_are_touched(bench, tmp_path):
     store = Store(tmp_path / "store")
 

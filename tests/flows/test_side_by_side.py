@@ -35,7 +35,7 @@ def run(store, tmp_path, prefect_url):
     return call
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_steps_work_side_by_side_within_the_limits_of_their_resources(run, store, tmp_path):
     (tmp_path / "two.toml").write_text(f'extends = "{TOY}"\n[resources]\naccelerator = 2\n', encoding="utf-8")
     process = run("limited", "two.toml")

@@ -43,7 +43,7 @@ def compared(tmp_path_factory):
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_eight_devices_sample_and_update_as_one_does(compared):
     (result, many), fused = compared("updates", "fused_samples")
     assert many["ids"] == result["ids"]

@@ -55,7 +55,7 @@ def wait_until(condition) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_teacher_answers_and_comes_back_after_a_crash(tmp_path):
     requests = [teacher_request(TEMPLATES[COMPACT], prompt, NEAR, "local", 120, 0.0, 0) for prompt in PROMPTS]
     with EndpointPool({"local": EMBEDDED}, tmp_path / "first.jsonl", silent) as pool:

@@ -213,7 +213,7 @@ def test_the_snippets_for_this_project_for_onnxruntime_and_for_documents_run_as_
     assert run_snippets(hub, tmp_path, "dataset", "me/texts", {"python"}) == ["3 why?\n"]
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_snippets_of_the_projects_own_format_run_as_they_stand(publish, hub, tmp_path):
     assert publish("me/small", "--yes", "--format", "nautile")[0] == 0
     chat, loaded = run_snippets(hub, tmp_path, "model", "me/small", {"bash", "python"})

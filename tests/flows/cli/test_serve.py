@@ -62,7 +62,7 @@ def test_bad_input_is_one_message_and_exit_code_2(
     assert "Traceback" not in out + err
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_keys_a_kill_and_a_graceful_shutdown(checkpoint, tmp_path):
     options = (checkpoint, tmp_path / "store", "--key-env", "SERVING_KEY")
     with serving(*options, SERVING_KEY=KEY) as server:

@@ -27,7 +27,7 @@ def local():
     return load("local")
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_prefect_deploys_every_entry_of_the_file(local, prefect_url, tmp_path):
     """The real command against a real server: it stopped after the first entry with a fastapi that refuses nulls."""
     more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(tmp_path / "prefect")}

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 TOKENS = 24
 
 
+@pytest.mark.heavy
 def test_an_export_is_served_whole_and_streamed(exports, tmp_path):  # noqa: F811
     tokenizer = tokenizer_for(TOKENIZER)
     prompt = encode_prompt(tokenizer, "2 + 2")

@@ -28,7 +28,7 @@ def runtimes(exports):  # noqa: F811
     return load_runtime("jax", exports["checkpoint"]), load_runtime("onnx", exports[32])
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_samples_are_the_same(runtimes):
     expected, samples = (runtime.sampler(SAMPLING, 3, 60)(PROMPTS, SEEDS) for runtime in runtimes)
     for ours, theirs in zip(expected, samples, strict=True):
@@ -39,7 +39,7 @@ def test_samples_are_the_same(runtimes):
     assert runtimes[1].sampler(SAMPLING, 3, 60)([], []) == []
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_engine_gives_the_same_events(runtimes):
     requests = [
         DecodeRequest(tuple(prompt), 12, seed, alternatives=2, score_prompt=index != 1)

@@ -67,6 +67,7 @@ def _line(process):
         return []
 
 
+@pytest.mark.heavy
 def test_a_host_that_dies_ends_the_others_and_the_next_attempt_runs_on_all(store, here):
     with pytest.raises(Retryable, match="host 1 of 2 ended by signal 9"):
         run_psum(store, here, "dies")

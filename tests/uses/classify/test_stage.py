@@ -162,7 +162,7 @@ def test_bad_input_is_one_message(nautile, untuned, table, arguments, message): 
     assert len(err.strip().splitlines()) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_command_writes_the_table_with_the_labels(nautile, untuned, table, tmp_path):  # noqa: F811
     [added] = json.loads(nautile("store", "add", untuned, "--json")[1])
     options = ("--labels", "animal, plant", "--longest", 20, "--gold", "label", "--out", tmp_path / "out.csv", "--json")

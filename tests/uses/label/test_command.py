@@ -41,7 +41,7 @@ def nautile(tmp_path, monkeypatch, command_line):
     return command_line
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_texts_are_labelled_once_and_paid_for_once(nautile, tmp_path):
     with FakeOpenAI(answer, per_million=(0.0, 1000.0)) as server:
         (tmp_path / "label.toml").write_text(CONFIG.format(url=server.url))

@@ -63,7 +63,7 @@ def test_human_answers_are_written_for_tuning(nautile, tmp_path):  # noqa: F811
     assert set(json.loads(path.read_text().splitlines()[0])) == {"prompt", "options", "shares", "source"}
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_without_humans_there_is_uniform_alone(nautile, survey, people, checkpoint, tmp_path, monkeypatch):  # noqa: F811
     options = ("--personas", people, "--by", "age", "-n", 20, "--rows-at-once", 4, "--out", tmp_path / "rows.parquet")
     code, out, err = nautile("simulate", survey, checkpoint, *options)

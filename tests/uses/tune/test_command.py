@@ -42,7 +42,7 @@ def start(tmp_path):
     return store.publish("checkpoint", "a" * 64, folder, **made)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_checkpoint_is_tuned_once_and_has_its_card_and_lineage(nautile, start, tmp_path):
     code, out, err = nautile("tune", "tune.toml")
     assert code == 0, err
@@ -59,7 +59,7 @@ def test_a_checkpoint_is_tuned_once_and_has_its_card_and_lineage(nautile, start,
     assert len(store.list("checkpoint")) == 2  # the second command reused the first's
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_labels_of_a_teacher_are_learnt_from_by_their_id(nautile, start, tmp_path):
     rows = "".join(json.dumps({**row, "request": "0" * 64}) + "\n" for row in labelled_records(60))
     labels = published(Store(tmp_path / "store"), "labels", "labels", {"labels.jsonl": rows})

@@ -49,7 +49,7 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_replies_are_learnt_and_a_killed_run_continues_as_if_it_had_not_been(config, params, tmp_path):
     whole, losses = fine_tune(params, config, REPLIES, settings(), 0, tmp_path / "whole", {"run": 1})
     assert losses[-1] < 0.3 < losses[0]
