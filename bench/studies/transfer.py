@@ -7,7 +7,8 @@ of the default configuration's text, web and reasoning mixed from the first step
 width, the paper's 2:1 pattern. Held-out bits per byte, of the two sources in the mixture's shares. `--report` only
 writes the tables.
 
-Decided before the cells ran (docs/results/transfer.md has the outcome):
+Decided before the cells ran (docs/results/transfer.md has the outcome); the grid began at 5e-4 and was moved up by a
+factor of two once the lowest cell of width 64 was at its upper end, before any other width was complete:
 
 1. The best rate of a width is the vertex of the parabola through the lowest cell and its two neighbours, over log2 of
    the rate; where the lowest cell is at an end of the grid, that end, marked.
@@ -32,9 +33,9 @@ from nautile.common.files import read_json
 from nautile.store.artifacts import Store
 
 ROOT = Path(__file__).parents[2]
-RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
+RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
 OPTIMIZERS = ("adamw", "muon")
-SEEDS_AT = (128, 2e-3)  # the width and rate that have two more seeds
+SEEDS_AT = (128, 8e-3)  # the width and rate that have two more seeds
 MIXTURE = {"fineweb_edu": 0.7, "synth": 0.3}
 POSITIONS = 600_000
 HEAD = 32
@@ -71,6 +72,7 @@ def sweep_text(widths: list[int]) -> str:
         "evaluate.benchmarks=[]",
         "evaluate.held_out.count=16",
         "operation.evaluate.niceness=0",
+        "launch.niceness=0",
     ]
     cells = [(width, name, rate, 1) for width in widths for rate in RATES for name in OPTIMIZERS]
     cells += [(*(SEEDS_AT[0], name, SEEDS_AT[1]), seed) for name in OPTIMIZERS for seed in (2, 3)]
