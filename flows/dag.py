@@ -39,9 +39,11 @@ from nautile.tasks.ingest import AGAINST, ingest
 from nautile.tasks.pretrain import START, pretrain
 from nautile.tasks.reinforce import align, reason, self_distill
 from nautile.tasks.report import report
+from nautile.tasks.supervise import supervise
 
 DAG_VARIABLE = "NAUTILE_DAG"
-_REINFORCED = {"align": align, "reason": reason, "self_distill": self_distill}  # stages that continue a checkpoint
+# The stages that continue a checkpoint.
+_CONTINUING = {"supervise": supervise, "align": align, "reason": reason, "self_distill": self_distill}
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
             more = {"endpoints": endpoints(config.align.judge.endpoints)}
         needs = checkpoint(before) | questions
         steps += [
-            Step(name, _REINFORCED[name], section(name, seeds=drawn, **more), needs, "accelerator"),
+            Step(name, _CONTINUING[name], section(name, seeds=drawn, **more), needs, "accelerator"),
             Step(f"evaluate:{name}", evaluate, evaluation, checkpoint(name), "accelerator"),
         ]
     steps += [
