@@ -103,8 +103,10 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
 
     def resource_of(names: Iterable[str]) -> str:
         """The resource of a step that sends requests to these endpoints."""
-        vendors = [config.endpoints[name].vendor for name in with_fallbacks(list(names), config.endpoints)]
-        return "cpu" if all(vendor.program for vendor in vendors) else "network"
+        used = [config.endpoints[name] for name in with_fallbacks(list(names), config.endpoints)]
+        if any(endpoint.command for endpoint in used):
+            return "accelerator"  # a model that the step serves by itself, beside no other work on it
+        return "cpu" if all(endpoint.is_own for endpoint in used) else "network"
 
     # Training text is screened for the benchmarks' questions (decontamination).
     questions = {"questions": Need("held_out", "questions")}
