@@ -272,7 +272,7 @@ def check_final_reject_share(config: DistillConfig, stats: DistillStats, rejecte
 def _advice(rejected: Counter[str]) -> str:
     """What helps where the token limit has cut most of what was rejected; "" elsewhere."""
     thinking, in_reply = rejected["cut_while_thinking"], rejected["cut_in_reply"]
-    if 2 * (thinking + in_reply) < rejected.total():
+    if 2 * (thinking + in_reply) <= rejected.total():
         return ""
     effort = ' or set extra = { reasoning_effort = "low" } of the endpoint' if thinking else ""
     return f"The token limit cut most of them: raise distill.max_tokens{effort}. "
