@@ -52,6 +52,11 @@ def module_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
+def script_command(file: str, *arguments: str) -> list[str]:
+    """The command line that runs `file` in a new interpreter with the standard library alone, whatever is installed."""
+    return [sys.executable, "-I", file, *arguments]
+
+
 def begin_as_usual() -> None:
     """Give this process what programs rely on, however it was started: three open streams, and word of ended children.
 

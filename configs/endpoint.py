@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from nautile.configs.base import Operational, Section
+from nautile.configs.base import Operational, Section, Worker
 from nautile.configs.vendors import VENDORS, Vendor, is_judge, known_kind
 
 # Fields that every request has already, or that would change the response to several completions or a stream.
@@ -40,6 +40,10 @@ class EndpointConfig(Section):
     kind: Annotated[str, AfterValidator(known_kind)]
     model: str
     url: Operational[str] = ""  # the base URL, ending in /v1; empty: the vendor's own
+    # A server for the stage to start on this machine, in place of a `url`: the words of a command that is run without a
+    # shell, with `{port}` where it is told its port, as ["vllm", "serve", MODEL, "--port", "{port}"].
+    command: Operational[Worker[tuple[str, ...]]] = ()
+    start_s: Operational[PositiveFloat] = 900.0  # that the command may take until it serves: it loads the weights
     key_variable: Operational[str] = ""  # the NAME of the environment variable; empty: no key is sent
     concurrency: Operational[PositiveInt] = 8  # concurrent requests
     requests_per_minute: Operational[PositiveInt | None] = None
@@ -80,8 +84,11 @@ class EndpointConfig(Section):
     def _no_secrets(self) -> "EndpointConfig":
         # The model is not named in the messages: a key may stand in its place.
         refuse_secrets("endpoint", self.key_variable, self.url)
-        if has_key_prefix(self.model):
-            raise ValueError("endpoint: `model` holds a key; put it into a variable and name that in `key_variable`")
+        for field, texts in (("model", (self.model,)), ("command", self.command)):
+            if any(map(has_key_prefix, texts)):
+                raise ValueError(
+                    f"endpoint: `{field}` holds a key; put it into a variable and name that in `key_variable`"
+                )
         if secret := next(secret_fields(self.extra or {}, "extra"), None):
             raise ValueError(
                 f"endpoint for model {self.model!r}: `{secret}` holds a secret, which would be written to the store; "
@@ -95,8 +102,17 @@ class EndpointConfig(Section):
 
     @model_validator(mode="after")
     def _reachable(self) -> "EndpointConfig":
-        if self.vendor.needs_url and not self.url:
-            raise ValueError(f"endpoint for model {self.model!r}: kind {self.kind!r} needs `url`")
+        if self.vendor.needs_url and not self.url and not self.command:
+            raise ValueError(f"endpoint for model {self.model!r}: kind {self.kind!r} needs `url`, or a `command`")
+        if self.command and (self.url or not self.vendor.needs_url):
+            raise ValueError(
+                f"endpoint for model {self.model!r}: `command` starts a server in place of a `url`, for a kind that "
+                "needs one"
+            )
+        if self.command and not any("{port}" in word for word in self.command):
+            raise ValueError(
+                f"endpoint for model {self.model!r}: no word of `command` has {{port}}, the port to serve at"
+            )
         if self.vendor.batch is None and self.mode == "batch":
             raise ValueError(f"endpoint for model {self.model!r}: kind {self.kind!r} has no batch interface")
         return self
@@ -114,6 +130,11 @@ class EndpointConfig(Section):
     def vendor(self) -> Vendor:
         """What is different at this endpoint's vendor."""
         return VENDORS[self.kind]
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the endpoint pool starts the server, on this machine, and ends it."""
+        return bool(self.vendor.program or self.command)
 
     @property
     def address(self) -> str:

@@ -27,7 +27,14 @@ from nautile.configs.operation import (
     TelemetryConfig,
 )
 from nautile.configs.stages import STAGES, plugin_section
-from nautile.configs.training import TRAINED, AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
+from nautile.configs.training import (
+    TRAINED,
+    AlignConfig,
+    PretrainConfig,
+    ReasonConfig,
+    SelfDistillConfig,
+    SuperviseConfig,
+)
 
 
 class SeedsConfig(Section):
@@ -39,7 +46,7 @@ class SeedsConfig(Section):
 
     data: Seed | None = None  # generated texts, the order of rows, problems of the reinforcement stages and their order
     weights: Seed | None = None  # initial parameters
-    sampling: Seed | None = None  # completions of the reinforcement stages, order of self-distillation's traces
+    sampling: Seed | None = None  # completions of the reinforcement stages, order of traces and of supervised rows
     # Generated test problems, selection of a benchmark's items, order of options, answers. `seed` does not
     # set it: what is measured stays the same over runs.
     evaluation: Seed = 0
@@ -100,6 +107,7 @@ class RunConfig(PluginSections):
     index: IndexConfig | None = None  # with `[distill]`, which reads it: its defaults
     distill: DistillConfig | None = None
     pretrain: PretrainConfig
+    supervise: SuperviseConfig | None = None
     align: AlignConfig | None = None
     reason: ReasonConfig | None = None
     self_distill: SelfDistillConfig | None = None

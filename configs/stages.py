@@ -11,6 +11,7 @@ from nautile.configs.plugins import Registry
 # Name -> module in `tasks`.
 _MODULES = {
     "held_out": "evaluate", "ingest": "ingest", "index": "distill", "distill": "distill", "pretrain": "pretrain",
+    "supervise": "supervise",
     "align": "reinforce", "reason": "reinforce", "self_distill": "reinforce",
     "evaluate": "evaluate", "report": "report",
 }  # fmt: skip

@@ -1,4 +1,7 @@
-"""The sections of the training stages: pretraining (paper §3.1), and the three reinforcement stages (paper §4)."""
+"""The sections of the training stages: pretraining (paper §3.1), and the three reinforcement stages (paper §4).
+
+Between them may be supervised training on worked solutions, which the paper does not have.
+"""
 
 import json
 import re
@@ -22,9 +25,12 @@ from nautile.configs.rewards import DEFAULT_REWARD, known_reward
 
 SMALLEST_GUARD = 8  # problems: with fewer the guard's test never rejects (2 / 2**8 < 0.01)
 # Each stage trains the checkpoint of the one before.
-TRAINED = ("pretrain", "align", "reason", "self_distill")
+TRAINED = ("pretrain", "supervise", "align", "reason", "self_distill")
 MOST_GUARD = 400  # default upper limit of guard problems; GSM8K has 393
 RewardName = Annotated[str, AfterValidator(known_reward)]
+# Least share of right completions among the first that a stage samples, below which it stops before it is paid for in
+# full: with so few, hardly a group has a right one to learn from. None or 0: go on.
+LeastSuccess = Operational[Share | None]
 
 
 class StartSection(Section):
@@ -146,6 +152,23 @@ class ProblemsConfig(ProblemSource):
         return self
 
 
+class SuperviseConfig(StartSection):
+    """Supervised training on worked solutions: prompt, rationale, answer. Not of the paper.
+
+    For a model that solves too few problems for reinforcement to find a signal in.
+    """
+
+    problems: ProblemsConfig  # with rationales: of "reasoning", "gsm8k", "math" or a file
+    # Tokens of a prompt with its reply; longer rows are left out, and counted. None: the context of the model.
+    row_length: PositiveInt | None = None
+    epochs: PositiveInt = 1  # passes over the rows
+    batch_rows: PositiveInt = 16  # rows in an update; that of fewer, at the end, has a learning rate that much lower
+    optimizer: OptimizerConfig
+    skip_limit: NonNegativeInt = 5  # updates in a row that may be skipped for a gradient that is not finite
+    save_every: Operational[PositiveInt] = 100  # updates between checkpoints to resume from
+    fsdp: Operational[PositiveInt] = 1  # devices that parameters are split over; the rest of the mesh splits rows alone
+
+
 class RolloutConfig(Section):
     """Sampling of completions. A step has `prompts` problems with `group` completions each (paper §4.2: four)."""
 
@@ -257,6 +280,7 @@ class ReasonConfig(PolicyGradientConfig):
     objective: str = "balanced"
     balance_over: Literal["step", "group"] = "group"  # norms of g+ and g- of each group (paper §4.3), or of the step
     negative_weight: NonNegativeFloat = 0.5  # objective "constant": the factor on g-
+    least_success: LeastSuccess = None
 
 
 class SelfDistillConfig(StartSection):
@@ -272,5 +296,6 @@ class SelfDistillConfig(StartSection):
     # all of its tokens of advantage times cross-entropy ("batch_tokens"), in which long traces weigh more.
     aggregate: Literal["example", "batch_tokens"] = "example"
     optimizer: OptimizerConfig
+    least_success: LeastSuccess = None
     skip_limit: NonNegativeInt = 5  # updates in a row that may be skipped for a gradient that is not finite
     fsdp: Operational[PositiveInt] = 1  # devices that parameters are split over; the rest of the mesh splits rows alone

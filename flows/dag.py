@@ -39,9 +39,11 @@ from nautile.tasks.ingest import AGAINST, ingest
 from nautile.tasks.pretrain import START, pretrain
 from nautile.tasks.reinforce import align, reason, self_distill
 from nautile.tasks.report import report
+from nautile.tasks.supervise import supervise
 
 DAG_VARIABLE = "NAUTILE_DAG"
-_REINFORCED = {"align": align, "reason": reason, "self_distill": self_distill}  # stages that continue a checkpoint
+# The stages that continue a checkpoint.
+_CONTINUING = {"supervise": supervise, "align": align, "reason": reason, "self_distill": self_distill}
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,10 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
 
     def resource_of(names: Iterable[str]) -> str:
         """The resource of a step that sends requests to these endpoints."""
-        vendors = [config.endpoints[name].vendor for name in with_fallbacks(list(names), config.endpoints)]
-        return "cpu" if all(vendor.program for vendor in vendors) else "network"
+        used = [config.endpoints[name] for name in with_fallbacks(list(names), config.endpoints)]
+        if any(endpoint.command for endpoint in used):
+            return "accelerator"  # a model that the step serves by itself, beside no other work on it
+        return "cpu" if all(endpoint.is_own for endpoint in used) else "network"
 
     # Training text is screened for the benchmarks' questions (decontamination).
     questions = {"questions": Need("held_out", "questions")}
@@ -148,7 +152,7 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
             more = {"endpoints": endpoints(config.align.judge.endpoints)}
         needs = checkpoint(before) | questions
         steps += [
-            Step(name, _REINFORCED[name], section(name, seeds=drawn, **more), needs, "accelerator"),
+            Step(name, _CONTINUING[name], section(name, seeds=drawn, **more), needs, "accelerator"),
             Step(f"evaluate:{name}", evaluate, evaluation, checkpoint(name), "accelerator"),
         ]
     steps += [

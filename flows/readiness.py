@@ -28,6 +28,7 @@ from nautile.data.distill.collect_prompts import check_set_sizes
 from nautile.data.distill.prompts import check_prompt_set, count_prompt_rows
 from nautile.data.endpoints.endpoint import client_for, lists_model
 from nautile.data.endpoints.keys import check_key
+from nautile.data.endpoints.own_server import ServerCommand
 from nautile.data.sources.hub import COMMIT, check_hub_split
 from nautile.evals.benchmarks.registry import BENCHMARKS, parts_of
 from nautile.flows.dag import Step
@@ -51,7 +52,9 @@ def missing_settings(steps: Sequence[Step]) -> list[str]:
     for name, endpoint in endpoints_of(steps).items():
         if endpoint.key_variable:
             keys.setdefault(endpoint.key_variable, []).append(f"endpoints.{name}")
-        if endpoint.vendor.needs_url:
+        if endpoint.command:
+            lines += [f"endpoints.{name}: {fault}" for fault in ServerCommand.of(endpoint).faults()]
+        elif endpoint.vendor.needs_url:
             addresses.append((f"endpoints.{name}.url", endpoint.url, endpoint.model))
     for step in steps:
         section = step.section
@@ -136,7 +139,7 @@ def price_differences(steps: Sequence[Step]) -> list[str]:
     million = Usage(input_tokens=1_000_000, output_tokens=1_000_000)
     for name, endpoint in endpoints_of(steps).items():
         vendor = endpoint.vendor
-        if vendor.program:
+        if endpoint.is_own:
             continue
         try:
             if vendor.price_list:
@@ -229,7 +232,7 @@ def hub_datasets(steps: Iterable[Step]) -> list[HubDataset]:
 
 def remote_endpoints(steps: Sequence[Step]) -> dict[str, EndpointConfig]:
     """The servers that the steps send requests to, by the configuration's section, without this project's own ones."""
-    endpoints = {f"endpoints.{name}": e for name, e in endpoints_of(steps).items() if not e.vendor.program}
+    endpoints = {f"endpoints.{name}": e for name, e in endpoints_of(steps).items() if not e.is_own}
     for step in steps:
         embedding = EmbeddingConfig.model_validate((step.section.get("index") or {}).get("embedding", {}))
         if step.stage.name in ("index", "distill") and (endpoint := embedding.endpoint) is not None:

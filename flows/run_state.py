@@ -19,9 +19,9 @@ from nautile.common.commands import program, shell_command
 from nautile.common.errors import ConfigError
 from nautile.common.text import counted, duration
 from nautile.configs.changes import Change, read_changes
+from nautile.configs.training import TRAINED
 from nautile.data.tokens.losses import LOST
 from nautile.evals.benchmarks.registry import table_1_benchmarks
-from nautile.evals.tables.paper_figures import TABLE_1
 from nautile.flows.operate.questions import waiting
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import Catalog, CatalogRow
@@ -208,12 +208,12 @@ def state_of(row: CatalogRow, store: Store, questions: Mapping[str, Any]) -> str
 
 
 def scores_of(query: Query, runs: Sequence[str]) -> dict[str, dict[str, CatalogRow]]:
-    """Run -> stage of Table 1, in its order -> its row of `SCORES`, on one benchmark of Table 1 for each run."""
-    rows = query(SCORES, list(runs), list(TABLE_1)) if runs else []
+    """Run -> stage that trains, in order -> its row of `SCORES`, on one benchmark of Table 1 for each run."""
+    rows = query(SCORES, list(runs), list(TRAINED)) if runs else []
     scores: dict[str, dict[str, CatalogRow]] = {}
     if not rows:
         return scores
-    for benchmark, stage in product(table_1_benchmarks(), TABLE_1):
+    for benchmark, stage in product(table_1_benchmarks(), TRAINED):
         for row in rows:
             # The first of the benchmarks that any stage was evaluated on.
             if (row["benchmark"], row["after"]) == (benchmark, stage) and all(

@@ -47,6 +47,7 @@ FIXED_SEED = 0  # of the problems that choose and measure, which another seed of
 MOST_CANDIDATES = 10  # per problem needed: if so many are not enough, further ones will be rejected as well
 KINDS = get_args(ProblemKind)
 LARGEST = 2 * 2**30  # bytes of a file
+SOLVED_SOURCES = ("reasoning", "gsm8k", "math", "jsonl")  # whose problems have, or may have, a worked solution
 ONLY_ALIGN = "this stage rewards right answers (only [align] takes such problems: its judge reads the question alone)"
 
 
@@ -408,7 +409,12 @@ def _solved(record: BenchmarkRecord) -> Question:
     answers = boxed(record.text("solution"))
     if not answers or not answers[-1]:
         record.refuse("field `solution` has no `\\boxed{}` with an answer")
-    return Question(record.text("problem"), expected=answers[-1], category=record.optional_text("type"))
+    return Question(
+        record.text("problem"),
+        expected=answers[-1],
+        category=record.optional_text("type"),
+        rationale=record.text("solution"),
+    )
 
 
 _SUBJECTS = (

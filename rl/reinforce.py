@@ -42,7 +42,7 @@ from nautile.rl.learner import Learner
 from nautile.rl.objective_registry import Balance
 from nautile.rl.policy_gradient import ParameterSubset
 from nautile.rl.problems import ProblemOrder
-from nautile.rl.rewards import AdvantageForm, advantages, carries_signal, known, verifiable
+from nautile.rl.rewards import MEASURED, AdvantageForm, SuccessRate, advantages, carries_signal, known, verifiable
 from nautile.rl.rollouts import Group, RolloutEngine, StageInputs, append_rows, generator, on_device, truncate_log
 
 CORRECT = "correct"  # the entry of `Rollout.parts` that says whether the strict grader accepts the answer
@@ -331,7 +331,7 @@ class Reinforcement:
     `identity`: checkpoints with another identity are not resumed. `work`: folder of the checkpoints and the best
     policy. `rollouts`: JSON-lines file that every rollout is appended to. `scorer`: needed by the first process only.
     `shared_disk`: every process sees `work`. `balance`: how the gradients of positive and negative advantages are added
-    (paper §4.3); None: their plain sum.
+    (paper §4.3); None: their plain sum. `least_success`: see `rl.rewards.SuccessRate`.
     """
 
     inputs: StageInputs
@@ -344,6 +344,7 @@ class Reinforcement:
     data_seed: int  # of the order of the problems
     sampling_seed: int  # of the completions
     balance: Balance | None = None
+    least_success: float | None = None
     emit: Emit = silent
     shared_disk: bool = True
 
@@ -403,6 +404,7 @@ class _Run:
         self.guard: Guard | None = None
         if config.policy.guard_every is not None:
             self.guard = Guard(self.inputs, config.rollout, config.work / "best", self.mesh)
+        self.success = SuccessRate("reason", config.least_success)
         self.step = 0
         self.factors: list[float] = []  # of g-, by step: where it depends on norms, the mean over the groups of a step
 
@@ -421,6 +423,8 @@ class _Run:
             )
             # Before the update, and all groups: also those that carry no signal were sampled and paid for.
             self._record(drawn_groups)
+            verdicts = [rollout.parts.get(CORRECT) for group in drawn_groups for rollout in group.rollouts]
+            self.success.add(len(drawn_groups), verdicts, last=self.step + 1 == steps)
             metrics |= self.learner.update(live_groups, len(drawn_groups))
             self.step += 1
             if "balance_factor" in metrics:
@@ -474,7 +478,8 @@ class _Run:
         arrays, learner_state = self.learner.state_to_save()
         draw_state = {"cursor": self.groups.cursor, "draw": self.groups.draw, "totals": self.groups.totals}
         flush(self.emit)
-        other_state = {"guard": readings, "learner": learner_state, "factors": self.factors}
+        success = [self.success.problems, self.success.graded, self.success.right]
+        other_state = {"guard": readings, "learner": learner_state, "factors": self.factors, "success": success}
         self.checkpoints.save(self.step, arrays, {**draw_state, **other_state})
         if self.guard:
             self.guard.checkpointed()
@@ -545,6 +550,7 @@ class _Run:
             self.learner.restore(arrays, extra["learner"])
             self.groups.cursor, self.groups.draw = extra["cursor"], extra["draw"]
             self.groups.totals, self.step, self.factors = extra["totals"], latest, extra["factors"]
+            self.success.problems, self.success.graded, self.success.right = extra.get("success", (MEASURED, 0, 0))
             if self.guard:
                 self.guard.readings = [GuardReading(**reading) for reading in extra["guard"]]
         if self.is_first:

@@ -30,6 +30,7 @@ AdvantageForm = Literal["dr", "std"]
 
 MINIMUM_SCORED = 2  # scores that a group needs for an advantage: a single one equals its mean
 ROUNDING = 1e-9  # an advantage, or a standard deviation, up to this is the rounding error of equal rewards
+MEASURED = 64  # problems whose completions `SuccessRate` judges: those of one problem are much alike
 LIMIT_S = 10.0  # seconds that a plug-in's reward may take for a completion
 
 
@@ -85,6 +86,37 @@ def verifiable(problem: Problem, reply: ParsedReply) -> float | None:
     """
     strict = grade(problem_item("rollout", problem.index, problem), reply).verdict.strict
     return None if strict is None else float(strict)
+
+
+@dataclass
+class SuccessRate:
+    """The share of right completions of a stage's first `MEASURED` problems, to stop it where `least` is not reached.
+
+    `problems`, `graded`, `right`: counts so far; a completion that could not be graded is in no share.
+    """
+
+    stage: str
+    least: float | None
+    problems: int = 0
+    graded: int = 0
+    right: int = 0
+
+    def add(self, problems: int, verdicts: Sequence[float | None], *, last: bool) -> None:
+        """Add the verdicts of so many problems; with the last that are measured, raise `ConfigError` below `least`."""
+        if not self.least or self.problems >= MEASURED:
+            return
+        graded = [verdict for verdict in verdicts if verdict is not None]
+        self.problems, self.graded = self.problems + problems, self.graded + len(graded)
+        self.right += sum(verdict == 1 for verdict in graded)
+        measured = self.graded and (last or self.problems >= MEASURED)
+        if measured and self.right < self.least * self.graded:
+            raise ConfigError(
+                f"{self.stage}: {self.right} of its first {self.graded:,} completions, of {self.problems} problems, "
+                f"are right ({self.right / self.graded:.1%}), fewer than {self.stage}.least_success = {self.least:g}: "
+                "it would have next to no right one to learn from. Train on worked solutions first, by a section "
+                '[supervise] with problems = { source = "gsm8k", count = 7000 } (docs/problems.md), pretrain for '
+                f"longer, or choose easier {self.stage}.problems; {self.stage}.least_success = 0 goes on"
+            )
 
 
 def judged(

@@ -185,7 +185,7 @@ class StageInputs:
 def load_inputs(
     inputs: Mapping[str, Path],
     problems: ProblemsConfig,
-    rollout: RolloutConfig,
+    rollout: RolloutConfig | None,
     policy: PolicyConfig | None,
     seed: int,
     unanswered: Unanswered = "refuse",
@@ -195,13 +195,14 @@ def load_inputs(
 
     Problems that overlap the benchmarks in `inputs["questions"]` are left out; without that input nothing is. `policy`
     None: no guard problems; they are those of `guarded_by` (None: of `problems`), have an answer, and are the same with
-    every `seed`. `unanswered`: what to do with training problems without an answer.
+    every `seed`. `rollout` None: prompts of any length. `unanswered`: what to do with training problems without an
+    answer.
     """
     params, model, tokenizer = load_weights(inputs["checkpoint"])
     encoder = tokenizer_for(tokenizer)
 
     def fits(prompt: str) -> bool:
-        return len(encode_prompt(encoder, prompt)) <= rollout.prompt_length
+        return rollout is None or len(encode_prompt(encoder, prompt)) <= rollout.prompt_length
 
     screen = ProblemScreen(load_contamination_index(inputs.get("questions")))
     training = load(problems, seed, "train", screen, unanswered, fits)

@@ -11,7 +11,7 @@ import json
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,7 @@ from nautile.common.events import Emit, flush, silent
 from nautile.common.files import atomic_path
 from nautile.configs.base import OptimizerConfig
 from nautile.configs.model import ModelConfig
-from nautile.configs.training import SelfDistillConfig
+from nautile.configs.training import SelfDistillConfig, SuperviseConfig
 from nautile.data.tokenizer import tokenizer_for
 from nautile.model.layers.common import Params
 from nautile.model.loss import token_logprobs
@@ -46,7 +46,15 @@ from nautile.model.sharding import (
 from nautile.model.training import optimizer
 from nautile.model.training.checkpoint import open_checkpoints
 from nautile.rl.learner import SkippedUpdates
-from nautile.rl.rewards import Reward, advantages, own_reward, sampled_reply, verifiable
+from nautile.rl.rewards import (
+    MEASURED,
+    Reward,
+    SuccessRate,
+    advantages,
+    own_reward,
+    sampled_reply,
+    verifiable,
+)
 from nautile.rl.rollouts import Group, RolloutEngine, StageInputs, append_rows, on_device, truncate_log
 from nautile.rl.training_rows import TrainingRow, batches
 
@@ -151,23 +159,34 @@ def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh, chec
         step = number * draws + draw  # number of the draw in the whole run
         check_stop()
         groups = engine.sample(params, problems, step)
-        if jax.process_index():
-            continue  # only the first process scores and writes
-        rows = [{"step": draw, **row} for group in groups for row in _score_rows(group, reward)]
-        append_rows(log, rows)
-        rewards = [row["reward"] for row in rows if row["reward"] is not None]
-        # Steps of metrics count from 1, as in every stage.
-        correct = rewards
-        if reward is not None:
-            correct = [row["parts"]["correct"] for row in rows if row["parts"]["correct"] is not None]
-            if rewards:
+        if not jax.process_index():  # only the first process scores and writes
+            rows = [{"step": draw, **row} for group in groups for row in _score_rows(group, reward)]
+            append_rows(log, rows)
+            rewards = [row["reward"] for row in rows if row["reward"] is not None]
+            correct = [verdict for verdict in map(_verdict_of, rows) if verdict is not None]
+            # Steps of metrics count from 1, as in every stage.
+            if reward is not None and rewards:
                 run.emit("metric", name="reward", step=step + 1, value=float(np.mean(rewards)))
-        if correct:
-            run.emit("metric", name="solve_rate", step=step + 1, value=float(np.mean(correct)))
-        run.emit("metric", name="rollout_tokens_per_second", step=step + 1, value=engine.tokens / engine.seconds)
-        note = f"solved {np.mean(correct):.2f}" if correct else "no solve rate"
-        note += f", {len(rows) - len(rewards)} not graded" if len(rewards) < len(rows) else ""
-        run.emit("progress", done=draw + 1, total=draws, unit="draws", note=note)
+            if correct:
+                run.emit("metric", name="solve_rate", step=step + 1, value=float(np.mean(correct)))
+            run.emit("metric", name="rollout_tokens_per_second", step=step + 1, value=engine.tokens / engine.seconds)
+            note = f"solved {np.mean(correct):.2f}" if correct else "no solve rate"
+            note += f", {len(rows) - len(rewards)} not graded" if len(rewards) < len(rows) else ""
+            run.emit("progress", done=draw + 1, total=draws, unit="draws", note=note)
+        if number == 0 and draw + 1 == min(draws, -(-MEASURED // size)):
+            on_first(partial(_check_success, log, run.config.least_success))
+
+
+def _verdict_of(row: Mapping[str, Any]) -> float | None:
+    """The strict grader's verdict on a completion: the reward itself, unless that is another one."""
+    verdict: float | None = row["parts"].get("correct", row["reward"])
+    return verdict
+
+
+def _check_success(log: Path, least: float | None) -> None:
+    rows = _read_rows(log)
+    success = SuccessRate("self_distill", least)
+    success.add(len({row["position"] for row in rows}), [_verdict_of(row) for row in rows], last=True)
 
 
 def _read_rows(log: Path) -> list[dict[str, Any]]:
@@ -203,7 +222,7 @@ def _score_rows(group: Group, reward: Reward | None) -> list[dict[str, Any]]:
 def _train(
     run: SelfDistillation,
     params: Params,
-    traces: list[dict[str, Any]],
+    traces: Sequence[dict[str, Any]],
     number: int,
     steps_before: int,
     mesh: Mesh,
@@ -214,7 +233,7 @@ def _train(
     `steps_before`: updates of the earlier rounds, after which those of this round are numbered. Returns the parameters,
     the losses of the applied updates, and the number of updates that were skipped because they were not finite.
     """
-    config, model, emit = run.config, run.inputs.model, run.emit
+    config = run.config
     if not traces:
         logger.warning("round %d: no completion has a positive advantage, so nothing is trained on", number)
         return params, [], 0
@@ -222,38 +241,91 @@ def _train(
         TrainingRow(r["prompt_ids"], np.array(r["ids"]), np.array(r["logprobs"]), r["advantage"], 1.0, r["forced"])
         for r in traces
     ]
-    steps = _update_count(len(rows), config)
-    init_state, step = programs(model, config.optimizer, mesh, config.aggregate)
-    state = init_state(params)
-    rate = jax.jit(optimizer.schedule(config.optimizer, steps))
-    length = config.rollout.prompt_length + config.rollout.max_tokens
-    losses: list[float] = []
-    skipped = SkippedUpdates(config.skip_limit, "self_distill")
-    steps_done = 0
+    training = RowTraining(
+        config, "self_distill", config.aggregate, run.inputs.model, mesh, f"{run.sampling_seed}:{number}",
+        config.rollout.prompt_length + config.rollout.max_tokens, run.emit, steps_before,
+    )  # fmt: skip
+    params, _, done = train_rows(training, params, rows, check_stop=check_stop)
+    return params, done.losses, done.skipped
+
+
+@dataclass(frozen=True)
+class RowTraining:
+    """Settings of a training on rows: those of section `section`, for rows of at most `length` tokens.
+
+    `order`: seeds the order of the rows, together with the epoch. `steps_before`: updates that metrics count before
+    the first.
+    """
+
+    config: SelfDistillConfig | SuperviseConfig
+    section: str
+    aggregate: Aggregate
+    model: ModelConfig
+    mesh: Mesh
+    order: str
+    length: int
+    emit: Emit = silent
+    steps_before: int = 0
+
+
+@dataclass
+class RowsDone:
+    """How far a training on rows is: its updates, the losses of those that were applied, the number skipped."""
+
+    steps: int = 0
+    losses: list[float] = field(default_factory=list)
+    skipped: int = 0
+
+
+def train_rows(
+    training: RowTraining,
+    params: Params,
+    rows: Sequence[TrainingRow],
+    *,
+    state: Any = None,
+    done: RowsDone | None = None,
+    check_stop: Callable[[], None] = lambda: None,
+    after_step: Callable[[Params, Any, RowsDone], None] = lambda params, state, done: None,
+) -> tuple[Params, Any, RowsDone]:
+    """Train for `config.epochs` epochs over the rows, in a seeded order; returns parameters, optimizer state, counts.
+
+    `state` and `done`: of an interrupted training, which goes on after its last update; None: a fresh one.
+    """
+    config, emit, rows, done = training.config, training.emit, list(rows), done or RowsDone()
+    total = _update_count(len(rows), config)
+    init_state, step = programs(training.model, config.optimizer, training.mesh, training.aggregate)
+    state = init_state(params) if state is None else state
+    rate = jax.jit(optimizer.schedule(config.optimizer, total))
+    skipped = SkippedUpdates(config.skip_limit, training.section, done.skipped)
+    number = 0
     for epoch in range(config.epochs):
         # Seeded by round and epoch: an interrupted round trains again in the same order.
-        random.Random(f"{run.sampling_seed}:{number}:{epoch}").shuffle(rows)
-        for number_of_batch, batch in enumerate(batches(rows, config.batch_rows, length)):
+        random.Random(f"{training.order}:{epoch}").shuffle(rows)
+        for number_of_batch, batch in enumerate(batches(rows, config.batch_rows, training.length)):
+            number += 1
+            if number <= done.steps:
+                continue
             check_stop()
             # The last batch of an epoch may have few traces: its step is that much smaller, or each of them would weigh
             # more than the others. The rate is scaled, since Adam undoes a scale of the gradient.
             share = min(1.0, len(rows) / config.batch_rows - number_of_batch)
             learning_rate = rate(optimizer.applied(state)) * share
-            params, state, loss, measured = step(params, state, put_shared_rows(batch, mesh), learning_rate)
+            params, state, loss, measured = step(params, state, put_shared_rows(batch, training.mesh), learning_rate)
             loss, measured = jax.device_get((loss, measured))
-            steps_done += 1
             # Number of the step in the whole run. Rounds differ in their traces, so in their steps as well; metrics of
             # one name and step replace each other in the catalog.
-            run_step = steps_before + steps_done
+            run_step = training.steps_before + number
             if skipped.record(run_step, measured, params):
-                losses.append(float(loss))
-                emit("metric", name="loss", step=run_step, value=losses[-1])
+                done.losses.append(float(loss))
+                emit("metric", name="loss", step=run_step, value=done.losses[-1])
             emit("metric", name="skipped_updates", step=run_step, value=skipped.total)
-            emit("progress", done=steps_done, total=steps, unit="steps", note=f"loss {loss:.3f}")
-    return params, losses, skipped.total
+            emit("progress", done=number, total=total, unit="steps", note=f"loss {loss:.3f}")
+            done.steps, done.skipped = number, skipped.total
+            after_step(params, state, done)
+    return params, state, done
 
 
-def _update_count(traces: int, config: SelfDistillConfig) -> int:
+def _update_count(traces: int, config: SelfDistillConfig | SuperviseConfig) -> int:
     """Updates of a round with so many traces."""
     return -(-traces // config.batch_rows) * config.epochs
 

@@ -301,7 +301,12 @@ def reason(job: Job) -> None:
 
     config = job.part("reason", ReasonConfig)
     params, inputs, screen = load_inputs(job.inputs, config.problems, config.rollout, config.policy, _problem_seed(job))
-    run = replace(_reinforcement(job, config, inputs), scorer=AnswerScorer(config.reward), balance=Balance.of(config))
+    run = replace(
+        _reinforcement(job, config, inputs),
+        scorer=AnswerScorer(config.reward),
+        balance=Balance.of(config),
+        least_success=config.least_success,
+    )
     params, facts = reinforce(run, params)
     _describe(job, params, inputs, facts, "rollouts", screen, objective=config.objective, reward=config.reward)
 

@@ -15,10 +15,10 @@ from nautile.common.text import amount, dollars, duration, size, visible
 from nautile.configs.evaluation import ReportConfig
 from nautile.configs.rewards import DEFAULT_REWARD
 from nautile.configs.stages import STAGES
+from nautile.configs.training import TRAINED
 from nautile.configs.vendors import is_judge
 from nautile.data.tokens.source_reading import COLUMNS, READING, SourceReading, reading_rows
 from nautile.evals.scoring.scores import marked_title
-from nautile.evals.tables import paper_figures as paper
 from nautile.evals.tables.ladder import gains_in_words, ladder_table, verdict
 from nautile.evals.tables.results import MISSING, ResultTable, breakdown, table_1, table_2
 from nautile.evals.tables.svg import table_figure
@@ -117,17 +117,18 @@ def _ladder_opening(ladder: Facts | None, over_seeds: Sequence[Facts]) -> Iterat
         stage: (100 * score["accuracy"], *(100 * bound for bound in score["interval"]))
         for stage, score in measured.items()
     }
-    papers = {entry["stage"]: entry["paper"] for entry in ladder["stages"]}
+    order = [entry["stage"] for entry in ladder["stages"]]
+    papers = {entry["stage"]: entry["paper"] for entry in ladder["stages"] if entry["paper"] is not None}
     yield IntervalChart(
         f"{ladder['title']} solved after each stage",
-        tuple(papers),
+        tuple(order),
         {f"this run: {ladder['title']}, 95 % interval over problems": ours} if ours else {},
         {"the paper: GSM8K, 371 M parameters": papers},
         "% right (strict)",
     )
     yield ladder_table(ladder)
     yield Paragraph(gains_in_words(ladder))
-    if missing := [stage for stage in papers if stage not in measured]:
+    if missing := [stage for stage in order if stage not in measured]:
         yield Paragraph(f"Not measured: {', '.join(missing)}.")
     if over_seeds:
         yield _over_seeds(over_seeds)
@@ -282,13 +283,13 @@ def _results(scores: Mapping[str, Facts]) -> Iterator[ReportBlock]:
 
 def paper_tables(scores: Mapping[str, Facts]) -> tuple[ResultTable, ResultTable]:
     """Table 1 over the stages; Table 2 of the last stage's model and of the models behind endpoints."""
-    columns = {f"Ours ({name})" if name in paper.TABLE_1 else name: scores[name] for name in _last_and_others(scores)}
+    columns = {f"Ours ({name})" if name in TRAINED else name: scores[name] for name in _last_and_others(scores)}
     return table_1(scores), table_2(columns)
 
 
 def _last_and_others(scores: Mapping[str, Facts]) -> list[str]:
-    stages = [name for name in scores if name in paper.TABLE_1]
-    return [*stages[-1:], *(name for name in scores if name not in paper.TABLE_1)]
+    stages = [name for name in scores if name in TRAINED]
+    return [*stages[-1:], *(name for name in scores if name not in TRAINED)]
 
 
 _HOW = "Strict accuracy in percent, zero-shot, with the 95 % Wilson interval over problems and the number of questions."

@@ -18,6 +18,7 @@ from typing import Literal
 from nautile.common.patterns import FilteredPattern, ignoring_case
 from nautile.common.processes import die_with_parent
 from nautile.configs.distill import DistillConfig
+from nautile.data.chat_template import parse_text
 from nautile.data.distill.parse_reply import ParsedDocument, read_reply
 from nautile.data.distill.prompts import Prompt
 from nautile.data.distill.teacher_prompt import LONGEST_UNROLLED, Template
@@ -47,7 +48,9 @@ def judge_reply(
     document = result if isinstance(result, ParsedDocument) else None
     reason: str | None
     if finish in ("refusal", "content_filter"):
-        reason = "refusal"
+        reason = finish
+    elif finish == "length" and not (parse_text(text).answer or "").strip():
+        reason = "cut_while_thinking"  # thoughts count in the token limit, and have left nothing of it
     elif isinstance(result, str) and finish != "length":
         reason = result
     else:
@@ -85,7 +88,8 @@ def verdict_processes() -> ProcessPoolExecutor:
 RejectReason = Literal[
     "unparsable",
     "ambiguous",
-    "truncated",
+    "cut_in_reply",  # by the token limit
+    "truncated",  # by its own end: inside its object, its thoughts or a sentence
     "empty",
     "too_short",
     "too_long",
@@ -203,7 +207,7 @@ def reject_reason(
     """The reason to reject a document, None if it passes. `finish`: "length" if the reply reached its token limit."""
     # The order matters for statistics: a document is counted under the first reason, and cheap checks come first.
     if finish == "length":
-        return "truncated"
+        return "cut_in_reply"
     if document is None:
         return "unparsable"
     reasoning, answer = document.reasoning, document.answer

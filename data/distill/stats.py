@@ -219,8 +219,8 @@ def check_running_reject_share(
     if judged_count >= FIRST_JUDGED and chance_of_rejects(count, judged_count, limit) < FALSE_ALARM:
         raise ConfigError(
             f"distill.max_rejected_share is {limit:g}, but {count} of the first {judged_count} replies were rejected "
-            f"({most_common_reasons(rejected_counts)}), so no more are asked for; ${dollars:.4f} are spent. Use "
-            "another teacher or raise the limit: what is paid for is kept"
+            f"({most_common_reasons(rejected_counts)}), so no more are asked for; ${dollars:.4f} are spent. "
+            f"{_advice(rejected_counts)}Use another teacher or raise the limit: what is paid for is kept"
         )
 
 
@@ -256,13 +256,26 @@ def check_final_reject_share(config: DistillConfig, stats: DistillStats, rejecte
         )
     reasons = most_common_reasons(stats.rejected)
     if not stats.accepted:
-        raise ConfigError(f"distill: none of {stats.judged} documents was accepted ({reasons}); see {rejected}")
+        advice = _advice(stats.rejected)
+        raise ConfigError(
+            f"distill: none of {stats.judged} documents was accepted ({reasons}). {advice}All of them: see {rejected}"
+        )
     share = (stats.judged - stats.accepted) / stats.judged  # 1 - 7 / 10 would be above 0.3
     if share > config.max_rejected_share:
         raise ConfigError(
             f"distill.max_rejected_share is {config.max_rejected_share:g}, but {share:.3f} of {stats.judged} "
-            f"documents were rejected ({reasons}; see {rejected}); use another teacher or raise the limit"
+            f"documents were rejected ({reasons}; see {rejected}). {_advice(stats.rejected)}Use another teacher or "
+            "raise the limit"
         )
+
+
+def _advice(rejected: Counter[str]) -> str:
+    """What helps where the token limit has cut most of what was rejected; "" elsewhere."""
+    thinking, in_reply = rejected["cut_while_thinking"], rejected["cut_in_reply"]
+    if 2 * (thinking + in_reply) <= rejected.total():
+        return ""
+    effort = ' or set extra = { reasoning_effort = "low" } of the endpoint' if thinking else ""
+    return f"The token limit cut most of them: raise distill.max_tokens{effort}. "
 
 
 def unanswered_message(stats: DistillStats) -> str:

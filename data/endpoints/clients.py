@@ -98,7 +98,7 @@ def http_clients(config: EndpointConfig, on_headers: OnHeaders) -> list[httpx2.A
                 # connection would spend its timeout on that.
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=2 * CONNECTIONS_PER_CLIENT),
                 verify=tls_context(),
-                trust_env=not config.vendor.program and uses_proxy(config.url),
+                trust_env=not config.is_own and uses_proxy(config.url),
                 event_hooks={"response": [on_response]},
             )
             for _ in range(count)

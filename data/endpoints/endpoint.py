@@ -31,7 +31,7 @@ from nautile.data.endpoints.circuit_breaker import CircuitBreaker, Permit
 from nautile.data.endpoints.clients import WEB_PAGE, Client, OnHeaders
 from nautile.data.endpoints.completions import RawReply
 from nautile.data.endpoints.keys import check_key, redact_key
-from nautile.data.endpoints.own_server import OwnServer, OwnServerError, program_of
+from nautile.data.endpoints.own_server import OwnServer, OwnServerError, ServerCommand, ServerProgram, program_of
 from nautile.data.endpoints.rate_limit import RateLimiter
 from nautile.data.endpoints.reply_cache import ReplyCache
 
@@ -103,9 +103,13 @@ class Endpoint:
     ) -> None:
         self.name, self.config, self.budget, self._own_limit = name, config, Budget(own, shared), own
         self.cache = cache
-        self._program = program_of(config.kind) if config.vendor.program else None
+        self._program: ServerProgram | ServerCommand | None = None
+        if config.command:
+            self._program = ServerCommand.of(config)
+        elif config.vendor.program:
+            self._program = program_of(config.kind)
         self.concurrency = config.concurrency
-        if self._program is not None and self._program.replicated:
+        if isinstance(self._program, ServerProgram) and self._program.replicated:
             self.concurrency = min(config.concurrency, os.cpu_count() or 1)
         self.rate_limiter = RateLimiter(config.requests_per_minute, config.tokens_per_minute)
         # When a server goes down, all requests in flight fail; the threshold must not be reached by that alone.
@@ -127,7 +131,10 @@ class Endpoint:
     def check_config(self) -> None:
         """Check address, key and files without sending anything. Raises `ConfigError`."""
         config = self.config
-        if self._program is not None:
+        if isinstance(self._program, ServerCommand):
+            for fault in self._program.faults():
+                raise ConfigError(f"endpoint {self.name!r}: {fault}")
+        elif self._program is not None:
             if config.model != (served := self._program.model):
                 raise ConfigError(
                     f"endpoint {self.name!r}: the model of kind {config.kind!r} is {served!r}, not {config.model!r}"
@@ -144,6 +151,13 @@ class Endpoint:
 
         Raises `ConfigError`, `Retryable` naming the URL if it does not answer, or `OwnServerError`.
         """
+        if isinstance(self._program, ServerCommand):
+            try:
+                await self._start_server()
+            except OwnServerError as error:  # a word of the command, or a machine that has no room for the model
+                raise ConfigError(f"endpoint {self.name!r}: `command`: {error}") from None
+            await lists_model(self.name, self.config, self._clients[0])
+            return
         if self._program is not None:
             await self._start_server()
             return

@@ -3,27 +3,42 @@
 A program is a module whose `main` calls `child_arguments` and, once it is ready, `announce`. Each process listens on a
 free port of 127.0.0.1 and writes the line {"url": ...} to standard output. Its standard error is shown if it does not
 start.
+
+A command is any server that speaks OpenAI's protocol, such as `vllm serve`. It is told a free port, and is ready when
+it answers there. What it prints goes to the log of the stage.
 """
 
 import argparse
 import json
+import logging
 import os
 import pkgutil
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import IO
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, build_opener
 
-from nautile.common.processes import die_with_parent, module_command
+from nautile.common.processes import die_with_parent, free_port, module_command, script_command
+from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.vendors import VENDORS
+from nautile.data.endpoints import run_command
 
+logger = logging.getLogger(__name__)
 START_S = 120.0  # 1 s on an idle machine
 LOG_LINES = 20  # last lines of the log in the message about a process that did not start
+POLL_S, ANSWER_S = 0.2, 5.0  # between two looks at whether a command serves, and how long each may take
 
 
 class OwnServerError(RuntimeError):
@@ -43,6 +58,24 @@ class ServerProgram:
     arguments: Callable[[], list[str]]
     replicated: bool
     stand_in: str
+
+
+@dataclass(frozen=True)
+class ServerCommand:
+    """A command that serves an endpoint: its words, with `{port}`, and the seconds until it must answer."""
+
+    model: str
+    words: tuple[str, ...]
+    start_s: float
+
+    @classmethod
+    def of(cls, config: EndpointConfig) -> "ServerCommand":
+        return cls(config.model, config.command, config.start_s)
+
+    def faults(self) -> list[str]:
+        """Why it cannot be started here, as far as that is known without starting it."""
+        program = self.words[0]
+        return [] if shutil.which(program) else [f"`command`: there is no program {program!r} on this machine"]
 
 
 # The endpoint kind "checker": a program that grades arithmetic in place of an LLM judge, with the judge's protocol. The
@@ -71,8 +104,13 @@ def stand_in_of(kind: str, model: str) -> str:
 class OwnServer:
     """The processes of a program. They end with `close`, the thread that called `spawn`, or this process."""
 
-    def __init__(self, program: ServerProgram, connections: int = 1) -> None:
-        self._replicas = [_Replica(program) for _ in range(connections if program.replicated else 1)]
+    def __init__(self, program: ServerProgram | ServerCommand, connections: int = 1) -> None:
+        self._replicas: list[_Replica] | list[_Command]
+        if isinstance(program, ServerCommand):
+            self._start_s, self._replicas = program.start_s, [_Command(program)]
+        else:
+            count = connections if program.replicated else 1
+            self._start_s, self._replicas = START_S, [_Replica(program) for _ in range(count)]
 
     def spawn(self) -> None:
         """Start the processes that are not running; returns at once. They end with the thread that calls this."""
@@ -81,7 +119,7 @@ class OwnServer:
 
     def wait(self) -> list[str]:
         """Base URLs of the processes, ending in /v1, once all of them serve. Raises `OwnServerError`."""
-        until = time.monotonic() + START_S
+        until = time.monotonic() + self._start_s
         return [replica.wait(until) for replica in self._replicas]
 
     @property
@@ -155,8 +193,97 @@ class _Replica:
         assert self._log is not None
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
-        log = "\n".join(["its log ends:", *lines[-LOG_LINES:]]) if lines else "its log is empty"
-        return OwnServerError(f"the server of {self._program.model} did not start {reason}; {log}")
+        return _not_started(self._program.model, reason, lines)
+
+
+def _not_started(model: str, reason: str, lines: list[str]) -> OwnServerError:
+    log = "\n".join(["its log ends:", *lines[-LOG_LINES:]]) if lines else "its log is empty"
+    return OwnServerError(f"the server of {model} did not start {reason}; {log}")
+
+
+class _Command:
+    """The process of a `ServerCommand`, under `run_command`, with a thread that reads what it prints."""
+
+    def __init__(self, command: ServerCommand) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self._command = command
+        self._url = ""
+        self._lines: deque[str] = deque(maxlen=LOG_LINES)
+        self._reader: threading.Thread | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def spawn(self) -> None:
+        if self.alive:
+            return
+        self.close()
+        port = free_port()
+        self._url = f"http://127.0.0.1:{port}/v1"
+        words = [word.replace("{port}", str(port)) for word in self._command.words]
+        logger.info("starting the server of %s: %s", self._command.model, " ".join(words))
+        # The command may be of another environment, so that its imports must not come from this one.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self.process = subprocess.Popen(
+            script_command(run_command.__file__, *words),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        self._lines.clear()
+        self._reader = threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True)
+        self._reader.start()
+
+    def _read(self, output: IO[bytes]) -> None:
+        with suppress(ValueError):  # closed
+            for line in output:
+                self._lines.append(line.decode("utf-8", "replace").rstrip())
+                logger.info("%s: %s", self._command.model, self._lines[-1])
+
+    def wait(self, until: float) -> str:
+        """The base URL, once the server answers there."""
+        process, reader, opener = self.process, self._reader, build_opener(ProxyHandler({}))
+        assert process is not None, "spawn comes first"
+        assert reader is not None
+        while process.poll() is None:
+            if time.monotonic() > until:
+                raise self._error(f"within {self._command.start_s:g} s (`start_s`)")
+            try:
+                with opener.open(f"{self._url}/models", timeout=ANSWER_S):
+                    return self._url
+            except HTTPError as error:
+                # It may ask for a key or not list its models; llama.cpp answers 503 while it loads.
+                if error.code < 500:
+                    return self._url
+            except (OSError, HTTPException):
+                pass
+            time.sleep(POLL_S)
+        reader.join(run_command.GRACE_S)  # its last words; a process of another session may hold the pipe open
+        raise self._error(f"(exit code {process.returncode})")
+
+    def close(self) -> None:
+        """End the command with all that it has started."""
+        if (process := self.process) is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(2 * run_command.GRACE_S)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what a command that has ended has left
+        process.wait()
+        if self._reader is not None:
+            self._reader.join(run_command.GRACE_S)
+        process.stdout.close()
+        self.process = None
+
+    def _error(self, reason: str) -> OwnServerError:
+        return _not_started(self._command.model, reason, list(self._lines))
 
 
 def child_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:

@@ -10,7 +10,15 @@ from nautile.evals.scoring.comparison import Comparison, compare
 from nautile.evals.scoring.intervals import OVER_PROBLEMS
 from nautile.evals.scoring.scores import Scores
 from nautile.evals.tables import paper_figures as paper
-from nautile.evals.tables.results import MISSING, ResultTable, not_screened, signed, table_1_benchmark, with_interval
+from nautile.evals.tables.results import (
+    MISSING,
+    ResultTable,
+    not_screened,
+    number,
+    signed,
+    table_1_benchmark,
+    with_interval,
+)
 
 Ladder = dict[str, Any]
 RowsByStage = Mapping[str, Sequence[SampleRow]]
@@ -24,20 +32,21 @@ def ladder(stages: Mapping[str, Scores], rows: RowsByStage) -> Ladder | None:
     comparison with that stage on common problems. `total` compares the last stage with the first. Shares are 0 to 1,
     the paper's figures percent.
     """
-    stages = {stage: stages[stage] for stage in paper.TABLE_1 if stage in stages}
+    known = paper.ladder_rows(stages)
+    stages = {stage: stages[stage] for stage in known if stage in stages}
     name = table_1_benchmark(stages)
     if name is None:
         return None
     rows_by_stage = {stage: [row for row in rows.get(stage, ()) if row["benchmark"] == name] for stage in stages}
     entries: list[dict[str, Any]] = []
     measured: list[str] = []
-    for stage, figure in paper.TABLE_1.items():
+    for stage, (title, figure) in known.items():
         score = stages[stage]["benchmarks"].get(name) if stage in stages else None
         if score and score["accuracy"] is None:
             score = None  # all its questions were left out
         # The nearest stage before that has a score: a stage that was not evaluated is stepped over.
         over = measured[-1] if score and measured else None
-        entry = {"stage": stage, "title": paper.TABLE_1_ROWS[stage], "paper": figure, "over": over}
+        entry: dict[str, Any] = {"stage": stage, "title": title, "paper": figure, "over": over}
         entry["score"] = score and {field: score[field] for field in ("n", "accuracy", "interval")}
         entry["test"] = _test(rows_by_stage, over, stage, name)
         entries.append(entry)
@@ -82,7 +91,7 @@ def ladder_table(ladder: Ladder) -> ResultTable:
             over = "" if entry["over"] == names[index - 1] else f" over {entry['over']}"
             tested = (gain_with_interval(test) + over, p_value(test), *counts)
         n = f"{score['n']:,}" if score else MISSING
-        rows.append((entry["stage"], with_interval(score), *tested, n, f"{entry['paper']:.2f}"))
+        rows.append((entry["stage"], with_interval(score), *tested, n, number(entry["paper"])))
     notes = [
         "Strict accuracy in percent with the 95 % Wilson interval. Gain over the stage before on the same problems, "
         "with the paired 95 % interval (Agresti and Min); p: McNemar's exact test, two-sided. Intervals and p: "

@@ -1,5 +1,8 @@
 """The paper's own figures, in percent: Table 1 (GSM8K after each stage) and Table 2 (five models)."""
 
+from collections.abc import Collection
+
+from nautile.configs.training import TRAINED
 from nautile.evals.benchmarks.catalogue import PAPER
 
 MODELS: dict[str, str] = {
@@ -23,3 +26,16 @@ TABLE_1_ROWS: dict[str, str] = {
     "reason": "+ Gradient-balanced GRPO (Stage 2)",
     "self_distill": "+ Scored self-distillation (Stage 3)",
 }
+
+
+def ladder_rows(evaluated: Collection[str]) -> dict[str, tuple[str, float | None]]:
+    """The stages of a run in order, each with its title and the paper's figure.
+
+    All of the paper's, and those of `evaluated` that it does not have, without a figure: the gain of the next stage is
+    over them.
+    """
+    return {
+        stage: (TABLE_1_ROWS.get(stage, f"+ {stage} (not of the paper)"), TABLE_1.get(stage))
+        for stage in TRAINED
+        if stage in TABLE_1 or stage in evaluated
+    }

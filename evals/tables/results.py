@@ -100,20 +100,20 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
         "Difference", "n", "Lenient", "What differs",
     )  # fmt: skip
     rows, data = [], []
-    for stage, figure in paper.TABLE_1.items():
+    for stage, (title, figure) in paper.ladder_rows(stages).items():
         ours = _score_of(stages.get(stage), name)
         measured = ours if ours is not None and ours["accuracy"] is not None else None
         gain = 100 * (measured["accuracy"] - base["accuracy"]) if measured and base else None
-        difference = 100 * measured["accuracy"] - figure if measured and is_same else None
-        paper_gain = figure - paper.TABLE_1["pretrain"]
+        difference = 100 * measured["accuracy"] - figure if measured and is_same and figure is not None else None
+        paper_gain = None if figure is None else figure - paper.TABLE_1["pretrain"]
         first = stage == "pretrain"
         differs = [*measured["differs"], *not_screened({stage: measured})] if measured else []
         rows.append(
             (
-                paper.TABLE_1_ROWS[stage],
+                title,
                 with_interval(ours, 2),
                 MISSING if first else signed(gain, 2),
-                f"{figure:.2f}",
+                number(figure),
                 MISSING if first else signed(paper_gain, 2),
                 signed(difference, 2),
                 f"{measured['n']:,}" if measured else MISSING,
@@ -124,7 +124,7 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
         data.append(
             {
                 "stage": stage,
-                "title": paper.TABLE_1_ROWS[stage],
+                "title": title,
                 "ours": ours,
                 "gain": gain,
                 "paper": figure,
@@ -183,6 +183,11 @@ def with_interval(score: Scores | None, decimals: int = 1) -> str:
 def signed(points: float | None, decimals: int = 1) -> str:
     """`+1.2`, `-0.3`, or a dash."""
     return MISSING if points is None else f"{points:+.{decimals}f}"
+
+
+def number(figure: float | None) -> str:
+    """A figure of the paper with two decimals, or a dash."""
+    return MISSING if figure is None else f"{figure:.2f}"
 
 
 def not_screened(scores: Mapping[str, Scores | None]) -> list[str]:

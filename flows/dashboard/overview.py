@@ -18,10 +18,10 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import read_json
 from nautile.common.text import amount, counted, dollars, duration, size, visible
 from nautile.configs.changes import describe_changes, read_changes
+from nautile.configs.training import TRAINED
 from nautile.evals.running.rows import read_rows
 from nautile.evals.scoring.scores import NOT_SCREENED
 from nautile.evals.tables.ladder import Ladder, common_problems, gain_with_interval, ladder, p_value
-from nautile.evals.tables.paper_figures import TABLE_1
 from nautile.flows.dashboard import cards, figures, queries, shared
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative, shade
 from nautile.flows.dashboard.graph import drawing
@@ -522,11 +522,11 @@ Folders = dict[str, str]  # stage -> folder of the evaluation after it
 
 
 def evaluation_folders(chosen: ChosenRun) -> Folders:
-    """Stage -> folder of the run's evaluation of it, for the stages of the paper's Table 1."""
+    """Stage -> folder of the run's evaluation of it, for the stages that train."""
     folders = {}
     for row in chosen.stages:
         stage = row["label"].partition(":")[2]
-        if row["stage"] != "evaluate" or stage not in TABLE_1 or "evaluation" not in chosen.outputs(row):
+        if row["stage"] != "evaluate" or stage not in TRAINED or "evaluation" not in chosen.outputs(row):
             continue
         # Not by the id in the outputs: a forced run has perhaps made another evaluation of the same id since.
         with suppress(ConfigError):  # damaged, or not to be had from the remote
@@ -600,7 +600,7 @@ def ladder_chart(run_ladder: Ladder) -> Chart:
     rows = []
     for entry in run_ladder["stages"]:
         score = entry["score"]
-        row = {"stage": entry["stage"], "paper": entry["paper"] / 100, "what": entry["title"]}
+        row = {"stage": entry["stage"], "paper": entry["paper"] and entry["paper"] / 100, "what": entry["title"]}
         if score:
             low, high = score["interval"]
             text = f"{100 * score['accuracy']:.1f} %"

@@ -98,7 +98,8 @@ def test_it_runs_whole_and_quietly_and_writes_nothing_outside_its_store(chain):
     rows = query(chain.store, "select label, state from attempts where not reused")
     assert {row["state"] for row in rows} == {"done"}
     labels = {row["label"] for row in rows}
-    assert {"distill", "pretrain", "align", "reason", "self_distill", "evaluate:self_distill", "report"} <= labels
+    stages = {"distill", "pretrain", "supervise", "align", "reason", "self_distill", "report"}
+    assert stages | {"evaluate:self_distill"} <= labels
     assert chain.err == ""
     assert f"{len(labels)} stages in" in chain.out
     assert "Prefect" not in chain.out.replace("starting the embedded Prefect server", "")

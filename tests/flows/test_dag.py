@@ -78,6 +78,19 @@ def test_each_reads_what_is_made_before_it(toy):
     assert steps["evaluate:reason"].needs == {"checkpoint": Need("reason", "checkpoint")}
 
 
+def test_supervised_training_stands_between_pretraining_and_reinforcement(toy):
+    solutions = {"problems": {"count": 8, "tasks": [{"name": "gcd"}]}, "optimizer": {}}
+    config = RunConfig.model_validate({**toy.model_dump(), "supervise": solutions})
+    before, steps = keys(toy), {step.label: step for step in build_dag(config, toy_dag)}
+    place = LABELS.index("align")
+    assert list(steps) == [*LABELS[:place], "supervise", "evaluate:supervise", *LABELS[place:]]
+    assert steps["supervise"].needs == {
+        "checkpoint": Need("pretrain", "checkpoint"), "questions": Need("held_out", "questions")
+    }  # fmt: skip
+    assert steps["align"].needs["checkpoint"] == Need("supervise", "checkpoint")
+    assert [label for label in before if steps[label].key == before[label]] == LABELS[:place]
+
+
 def test_each_step_names_what_it_uses(toy):
     resources = {step.label: step.resource for step in build_dag(toy, toy_dag)}
     trained = {
@@ -439,7 +452,7 @@ def test_a_stage_is_known_by_its_name_and_found_by_its_child_process(local):
 
 
 def test_there_is_an_operation_for_every_stage_and_for_no_other(local):
-    assert set(STAGES) == {step.stage.name for step in build_dag(local)}
+    assert set(STAGES) - {"supervise"} == {step.stage.name for step in build_dag(local)}
 
 
 def test_a_fallback_is_in_the_section_of_the_stage_that_may_use_it():

@@ -100,7 +100,7 @@ def test_newest_is_of_a_label_or_of_no_step_that_this_run_does(toy, store, ids):
         ("align", "checkpoint/000000", r"align\.start: no artifact 'checkpoint/000000' in .*nautile artifacts"),
         ("reason", "newest:added", r"reason\.start: no checkpoint of added in "),
         ("align", "newest:reason", r"align\.start: this run makes a checkpoint of reason itself.*give an id"),
-        ("pretrain", "newest", r"pretrain\.start: no checkpoint, other than of pretrain, align, reason, self_distill"),
+        ("pretrain", "newest", r"pretrain\.start: no checkpoint, other than of pretrain, supervise, align"),
     ],
 )
 def test_a_start_that_is_not_there_is_refused(toy, store, step, start, message):

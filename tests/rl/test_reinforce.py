@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from nautile.common.errors import Retryable
+from nautile.common.errors import ConfigError, Retryable
 from nautile.common.events import silent
 from nautile.common.retry import Backoff
 from nautile.configs.endpoint import EndpointConfig
@@ -36,7 +36,7 @@ def _quick(monkeypatch):
     monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 0.1)
 
 
-def run(folder, url, steps=4, emit=silent, **changes):
+def run(folder, url, steps=4, emit=silent, least=None, **changes):
     """Align a tiny model by the judge at `url`. `changes` are of the policy."""
     endpoint = EndpointConfig(kind="openai", model="fake", url=url, timeout_s=60, concurrency=2)
     model, settings = (
@@ -49,7 +49,7 @@ def run(folder, url, steps=4, emit=silent, **changes):
             inputs=StageInputs(model, TOKENIZER, *problems), policy=settings, identity={"run": 1}, work=folder,
             rollout=RolloutConfig(prompts=2, group=4, prompt_length=60, max_tokens=6),
             scorer=JudgeScorer(Judge(pool, JUDGE), JUDGE, 6), rollouts=folder / "rollouts.jsonl", data_seed=7,
-            sampling_seed=7, emit=emit,
+            sampling_seed=7, emit=emit, least_success=least,
         )  # fmt: skip
         params, facts = reinforce(reinforcement, initialise(model, 0))
     save_weights(folder / "final", params, model, TOKENIZER)
@@ -187,6 +187,16 @@ def test_a_run_without_an_update_says_why(tmp_path):
         *["no reward yet, 16 completions without a score, no update: no completion was scored"] * 2,
         "no update: no completion was scored",
     ]
+
+
+def test_a_policy_that_solves_nothing_stops_the_stage_and_again_when_it_resumes(tmp_path):
+    said = r"reason: 0 of its first \d+ completions, of \d+ problems, are right"
+    with FakeOpenAI(reply=marks_of) as server:
+        for _ in range(2):  # the second begins from a checkpoint, which has what was measured before it
+            with pytest.raises(ConfigError, match=said):
+                run(tmp_path, server.url, steps=3, least=0.1, save_every=1)
+            assert (tmp_path / "checkpoints" / "steps" / "1").exists()
+        assert run(tmp_path, server.url, steps=3, save_every=1)["steps"] == 3
 
 
 def test_a_run_killed_after_a_better_reading_rolls_back_to_the_policy_of_its_checkpoint(tmp_path, monkeypatch):

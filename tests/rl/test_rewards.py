@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nautile.common.errors import ConfigError
 from nautile.configs.plugins import PlugIn
 from nautile.configs.rewards import REWARDS as REGISTRY
 from nautile.configs.training import JudgeConfig
@@ -12,7 +13,9 @@ from nautile.data.chat_template import ParsedReply
 from nautile.data.sources.reasoning_gym import Problem
 from nautile.rl.judge import JudgeScore
 from nautile.rl.rewards import (
+    MEASURED,
     ROUNDING,
+    SuccessRate,
     advantages,
     carries_signal,
     is_mastered,
@@ -152,3 +155,20 @@ def test_a_reward_of_a_plug_in_is_a_number_or_missing_and_never_an_error(monkeyp
     given_ = [reward(problem, sampled_reply(reply, length, False)) for length in range(1, 8)]
     assert given_ == [2.0, None, None, None, None, None, 0.5]
     assert reward_named("verifiable") is verifiable
+
+
+def test_a_stage_that_solves_too_little_stops_once_with_what_it_measured_and_what_helps():
+    rate = SuccessRate("reason", 0.1)
+    rate.add(MEASURED - 1, [1.0] + [0.0] * 19, last=False)  # 5 %, of too few problems to say so
+    said = r"^reason: 1 of its first 40 completions, of 64 problems, are right \(2.5%\)"
+    with pytest.raises(ConfigError, match=said) as error:
+        rate.add(1, [0.0] * 20 + [None] * 5, last=False)
+    assert all(word in str(error.value) for word in ("[supervise]", "pretrain for longer", "easier reason.problems"))
+    rate.add(8, [0.0] * 8, last=True)  # measured once
+
+
+@pytest.mark.parametrize(
+    ("least", "verdicts"), [(0.1, [1.0] + [0.0] * 9), (0.1, [None] * 8), (None, [0.0] * 8), (0.0, [0.0] * 8)]
+)
+def test_one_in_ten_goes_on_and_so_does_what_is_not_graded_or_not_asked(least, verdicts):
+    SuccessRate("reason", least).add(8, verdicts, last=True)

@@ -220,3 +220,36 @@ def test_a_completion_that_could_not_be_graded_is_in_no_rate_and_no_trace(monkey
     facts = self_distillation._facts(samples, traces, [], 0)
     assert (facts["unscored"], facts["solve_rate"]) == (rewards.count(None), rate)
     assert [level["problems"] for level in facts["curriculum"]] == ([] if rate is None else [1])
+
+
+def test_a_draw_that_solves_too_little_ends_the_stage_before_all_are_drawn(model, params, tmp_path, monkeypatch):
+    """Of 70 problems, in draws of 16, the first 64 are measured; a second try draws the last of these again."""
+    drawn = []
+
+    class Engine:
+        tokens, seconds = 1, 1.0
+
+        def __init__(self, *arguments):
+            pass
+
+        def check(self, problems):
+            pass
+
+        def sample(self, params, problems, draw):
+            drawn.append(draw)
+            replies = [ParsedReply("", "2" if position == 0 else "7", True, True) for position, _ in problems]
+            rollouts = [Rollout([1], np.array([2]), np.zeros(1), False, reply, "") for reply in replies]
+            return [Group(*problem, [rollout]) for problem, rollout in zip(problems, rollouts, strict=True)]
+
+    monkeypatch.setattr(self_distillation, "RolloutEngine", Engine)
+    config = SelfDistillConfig(
+        rollout=RolloutConfig(prompts=16, group=2, max_tokens=8, prompt_length=8),
+        problems=ProblemsConfig(tasks=SUMS), optimizer=OptimizerConfig(learning_rate=RATE), least_success=0.1,
+    )  # fmt: skip
+    problems = [Problem("file", index, f"{index} + 1?", "2", "") for index in range(70)]
+    run = SelfDistillation(StageInputs(model, TOKENIZER, problems), config, {}, tmp_path, tmp_path / "traces.jsonl", 0)
+    said = r"self_distill: 1 of its first 64 completions, of 64 problems, are right"
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=said):
+            self_distil(run, params)
+    assert drawn == [0, 1, 2, 3, 3]

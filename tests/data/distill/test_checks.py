@@ -54,7 +54,7 @@ def test_a_good_document_is_kept():
     ("document", "finish", "reason"),
     [
         (None, "stop", "unparsable"),
-        (GOOD, "length", "truncated"),
+        (GOOD, "length", "cut_in_reply"),
         (ParsedDocument("", GOOD.answer), "stop", "empty"),
         (ParsedDocument(GOOD.reasoning, ""), "stop", "empty"),
         (ParsedDocument(GOOD.reasoning, "A hat is a hat."), "stop", "too_short"),

@@ -482,11 +482,37 @@ def test_a_batch_job_that_is_not_full_is_sent_once_the_budget_is_spent(run, monk
     [
         ({"content": None}, "empty"),
         ({"content": None, "refusal": "No."}, "refusal"),
+        # gpt-oss on vLLM: its thoughts have used up the limit, whatever the server says of the end.
+        ({"content": None, "reasoning_content": "We need to"}, "cut_while_thinking"),
+        ({"content": "<|channel|>analysis<|message|>We need to"}, "truncated"),
     ],
 )
-def test_a_reply_without_a_document_is_told_apart_from_a_refusal(run, message, reason):
+def test_a_reply_without_a_document_says_why(run, message, reason):
     with FakeOpenAI(message=lambda body: message) as server, pytest.raises(ConfigError, match=f"3 {reason}"):
         run({"t": openai(server)}, prompts=3)
+
+
+@pytest.mark.parametrize(
+    ("finish", "text", "reason"),
+    [
+        ("length", "", "cut_while_thinking"),
+        ("length", "<think>We need to", "cut_while_thinking"),
+        ("length", "<|channel|>analysis<|message|>We need to", "cut_while_thinking"),
+        ("length", '<think>So.</think>{"reasoning": "We', "cut_in_reply"),
+        ("length", document("They all are something.", "They are like others."), "cut_in_reply"),
+        ("content_filter", '{"reasoning": "We', "content_filter"),
+    ],
+)
+def test_what_is_cut_is_counted_by_its_cause_and_the_message_says_what_helps(run, finish, text, reason):
+    def ends(arrival, answer):
+        (choice,) = answer["choices"]
+        return answer | {"choices": [choice | {"finish_reason": finish}]}
+
+    with FakeOpenAI(reply=lambda body: text, reshape=ends) as server, pytest.raises(ConfigError) as error:
+        run({"t": openai(server)}, prompts=3, max_tokens=100)
+    assert f"3 {reason}" in str(error.value)
+    assert ("raise distill.max_tokens" in str(error.value)) == (finish == "length")
+    assert ("reasoning_effort" in str(error.value)) == (reason == "cut_while_thinking")
 
 
 def test_what_lost_replies_may_have_cost_stands_beside_the_cost(run):

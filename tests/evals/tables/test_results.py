@@ -79,6 +79,16 @@ def test_table_1_on_gsm8k_takes_the_difference():
     assert table.rows[3][2:6] == ("+6.00", "33.43", "+5.45", "+0.57")
 
 
+def test_a_stage_that_the_paper_does_not_have_stands_in_its_place_and_the_next_gains_over_it():
+    stages = {name: scores_of(gsm8k=(n, 100)) for name, n in (("pretrain", 3), ("supervise", 10), ("align", 12))}
+    row = table_1(stages).rows[1]
+    assert (row[0], row[2:6]) == ("+ supervise (not of the paper)", ("+7.00", MISSING, MISSING, MISSING))
+    climbed = ladder(stages, {})
+    assert [entry["over"] for entry in climbed["stages"]] == [None, "pretrain", "supervise", None, None]
+    assert ladder_table(climbed).rows[1][-1] == MISSING
+    assert [entry["stage"] for entry in ladder({"pretrain": stages["pretrain"]}, {})["stages"]] == list(paper.TABLE_1)
+
+
 def test_table_1_on_a_stand_in_shows_gains_alone():
     table = table_1({"pretrain": scores_of(held_out=(4, 10)), "reason": scores_of(held_out=(5, 10))})
     assert table.columns[1] == "Held-out problems"

@@ -4,8 +4,9 @@ with FakeOpenAI(reply, faults=script("429", None, "cut")) as server:
     EndpointConfig(kind="openai", model="fake", url=server.url)
 
     python -m tests.support.servers.fake_openai '{"faults": {"429": 0.05}}'     the same in a process of its own, to its
-    stdin's
-                                                                         end; `own_process` starts it
+                                                                         stdin's end; `own_process` starts it
+
+With "stays" in the settings it serves until it is ended.
 """
 
 import json
@@ -314,12 +315,15 @@ def own_process(**settings: Any) -> Iterator[OwnProcess]:
 
 
 def main() -> None:
-    """Serve until the end of stdin."""
+    """Serve until the end of stdin, or for ever."""
     settings = json.loads(sys.argv[1])
+    stays = settings.pop("stays", False)
     shares = {f"f{name}": share for name, share in settings.pop("faults", {}).items()}
     with FakeOpenAI(faults=mixed(**shares), **settings) as server:
         sys.stdout.write(f"{server.url}\n")
         sys.stdout.flush()
+        if stays:
+            threading.Event().wait()
         sys.stdin.read()
 
 

@@ -33,5 +33,6 @@ def stand_in_of(stage: Stage) -> Stage:
 def chain_dag(config: RunConfig) -> list[Step]:
     """The real steps with the evaluations of the first and the last checkpoint alone: the others show nothing more."""
     *steps, last = pipeline_steps(config)
-    steps = [step for step in steps if step.label not in ("evaluate:align", "evaluate:reason")]
+    left_out = {f"evaluate:{name}" for name in config.trained[1:-1]}
+    steps = [step for step in steps if step.label not in left_out]
     return [*steps, replace(last, needs=all_outputs(steps))]
