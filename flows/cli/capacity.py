@@ -71,11 +71,9 @@ def _chip_cost(estimate: TrainingEstimate) -> str:
         return "not known, as the time is not."
     hours = f"{estimate.chip_hours:,.0f} chip-hours"
     if estimate.dollars is None or estimate.dollars_per_chip_hour is None:
-        return f"{hours}, of a chip without a list price: set launch.dollars_per_chip_hour to yours."
-    low, high = (dollars(value) for value in estimate.dollars)
-    low_rate, high_rate = (f"${rate:.2f}" for rate in estimate.dollars_per_chip_hour)
-    total, rate = (low, low_rate) if low_rate == high_rate else (f"{low} to {high}", f"{low_rate} to {high_rate}")
-    return f"{total} for {hours} at {rate} each, estimated with the time; your price: launch.dollars_per_chip_hour."
+        return f"{hours}, of a chip without a list price: give yours with --price."
+    total, rate = dollars(estimate.dollars), f"${estimate.dollars_per_chip_hour:.2f}"
+    return f"{total} for {hours} at {rate} each, estimated with the time; your price: --price."
 
 
 def plan_pretraining(
