@@ -20,10 +20,10 @@ _MEASURED = {  # (millions of parameters, fused, rematerialised) -> share of an 
     (371.9, True, False): 0.212,
     (371.9, False, False): 0.134,
 }
-_COMPILED = {  # chip -> share with the fused kernels, and with the chunked form
-    "v4": (0.19, 0.11),
-    "v5e": (0.20, 0.13),
-    "v6e": (0.09, 0.06),
+_COMPILED = {  # chip -> share with the fused kernels, and with the chunked form in chunks of 128 and of 32
+    "v4": (0.19, 0.14, 0.11),
+    "v5e": (0.20, 0.16, 0.13),
+    "v6e": (0.09, 0.06, 0.06),  # of 32 alone
 }
 UPDATE = 0.49  # a policy's update, of the utilisation of pretraining: 39,758 against 81,446 tokens/s on the H200
 # Seconds of a layer in one step of decoding, at 1 and at 64 rows: 1.52 ms for 24 layers on the H200, bound by launches.
@@ -49,4 +49,4 @@ def utilisation(chip: Chip, model: ModelConfig, parameters: int) -> Utilisation:
         return Utilisation(_MEASURED[millions, fused, remat], source, chip.name == "h200")
     name = chip.name if chip.name in _COMPILED else "v4"
     source = f"the compiler's estimate of one block of the 371 M model on a {name}"
-    return Utilisation(_COMPILED[name][0 if fused else 1], source, False)
+    return Utilisation(_COMPILED[name][0 if fused else 1 if model.chunk >= 128 else 2], source, False)

@@ -185,7 +185,7 @@ def test_a_run_that_is_not_possible_on_the_chips_is_said_before_the_tables(nauti
         assert "still to be set: nothing" in out
 
 
-@pytest.mark.parametrize("name", ["local", "smollm2", "spark", "nautile_370m"])
+@pytest.mark.parametrize("name", ["local", "smollm2", "spark", "nautile_100m", "nautile_370m"])
 def test_a_shipped_configuration_names_chips_on_which_it_can_run(name):
     config = load(name)
     chips = config.launch.topology
