@@ -28,8 +28,13 @@ from nautile.model.capacity.topology import GIB, Topology, parse_device
 from nautile.model.capacity.utilisation import DECODED_LAYER_S, UPDATE, Utilisation, utilisation
 from nautile.store.artifacts import Store
 
-MARGIN = 0.8  # of the memory that the formula may fill: it is within 25 % of the compilers (`model.capacity.flops`)
+# Of the memory that the formula may fill: JAX takes so much of a GPU, and the formula is up to 25 % off.
+MARGIN = 0.75
 INGESTED = 1.0e6  # tokens a second and core: half of what is measured, since a rented core is slower (docs/scale.md)
+
+
+HOPPER = ("h100", "h200")  # the fused kernels have run on an H200
+UNTRIED = 'The kernels of model.mixing = "fused" have run on an H200 alone: take "chunked" here.'
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,8 @@ class DevicePlan:
 
     device: str
     chips: int
+    micro_rows: int  # as configured
+    untried_kernels: bool  # the fused kernels would run, on a chip of which nobody knows whether they do
     pretraining: TrainingEstimate
     utilisation: Utilisation
     priced: str
@@ -93,7 +100,10 @@ def plan_device(
         cost = None if spent is None or price is None else spent * topology.chips * price
         stages.append(StagePlan(name, _with_calls(work, own), spent, cost, _paid(own)))
     listed = price == chip.price and chip.priced
-    return DevicePlan(topology.name, topology.chips, estimate, used, chip.priced if listed else "", tuple(stages))
+    rows = config.pretrain.rows_at_once(topology.chips)
+    untried = config.model.mixing == "fused" and chip.name not in HOPPER
+    listed_by = chip.priced if listed else ""
+    return DevicePlan(topology.name, topology.chips, rows, untried, estimate, used, listed_by, tuple(stages))
 
 
 def _largest_that_fits(config: RunConfig, topology: Topology, share: float, price: float | None) -> TrainingEstimate:
@@ -228,9 +238,10 @@ def device_markdown(plan: DevicePlan) -> str:
     if estimate.dollars_per_chip_hour is not None:
         price = f"${estimate.dollars_per_chip_hour:.2f} a chip and hour ({plan.priced or 'yours'})"
     facts = [
-        f"Memory of pretraining, by formula: {fits}: {'fits' if estimate.fits else 'does not fit'}. "
-        f"Set pretrain.micro_rows = {rows * plan.chips}.",
+        f"Memory of pretraining, by formula: {fits}: {'fits' if estimate.fits else 'does not fit'}"
+        + (f"; set pretrain.micro_rows = {rows * plan.chips}." if rows * plan.chips != plan.micro_rows else "."),
         f"Utilisation: {share}.",
+        *([UNTRIED] if plan.untried_kernels else []),
         f"Price: {price}.",
     ]
     return "\n\n".join(

@@ -45,7 +45,8 @@ def plan(
     mfu: Annotated[
         float | None,
         typer.Option(
-            help="Model FLOPs utilisation to assume for the time estimate. Default: 0.4; with --device a measured one."
+            help="Model FLOPs utilisation to assume for the time estimate. Default: as measured, or the compiler's "
+            "estimate (model/capacity/utilisation.py)."
         ),
     ] = None,
     fsdp: Annotated[int | None, typer.Option(min=1, help="Override the configuration's FSDP degree.")] = None,
@@ -104,11 +105,10 @@ def plan(
         if compare or topology or online or row_length:
             raise ConfigError("--device estimates by formula alone: leave out --topology, --compare and the others")
         raise typer.Exit(plan_for_device(load(config, settings), device, price, mfu, as_json))
-    mfu = 0.4 if mfu is None else mfu
     if compare:
         compare_plan(load(config, settings), topology, fsdp, setting or [], as_json)
         return
-    from nautile.flows.cli.capacity import estimate_markdown, estimate_pretraining, plan_pretraining
+    from nautile.flows.cli.capacity import assumed_mfu, estimate_markdown, estimate_pretraining, plan_pretraining
     from nautile.flows.dag import pipeline_steps
     from nautile.flows.forecast import forecast_calls, forecast_lines, forecast_reading, pack_anew, reading_markdown
     from nautile.flows.readiness import (
@@ -133,6 +133,7 @@ def plan(
     with console_for(stderr=True).status(f"planning for {topology}") as spinner:
         answers = ask_online(steps, spinner.update) if online else None
         try:
+            mfu = assumed_mfu(run_config, topology) if mfu is None else mfu
             estimate = estimate_pretraining(run_config, topology, mfu, fsdp)
             folder = plan_pretraining(store, run_config, topology, mfu, fsdp, not quick, spinner.update)
         except (ConfigError, Retryable) as error:

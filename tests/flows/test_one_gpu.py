@@ -69,6 +69,7 @@ def test_the_small_run_has_every_stage_of_the_configuration():
     }
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # the programs of all stages are compiled: two minutes of an idle core
 def test_the_configuration_runs_from_text_to_export_at_a_two_core_size(tmp_path):

@@ -83,7 +83,7 @@ def test_a_step_is_compiled_for_absent_chips(nautile, tmp_path):
     code, out, _ = nautile("--topology", "v4:2x2x1")  # the same request: the artifact is reused
     assert code == 0
     assert "It fits" in out
-    assert "Estimated, not measured: at a utilisation of 40%" in out
+    assert "Estimated, not measured: at a utilisation of 11%" in out
     assert "Cost of the chips: $" in out
     assert "by arithmetic" not in out, "the compiler's figures replace the estimate"
     assert len(Store(tmp_path / "store").list("plan")) == 1
@@ -123,7 +123,7 @@ def test_what_needs_no_compiler_is_shown_where_a_compiler_is_missing(nautile, tm
     assert err.strip() == message
     assert "estimated by arithmetic" in out
     assert re.search(
-        r"Time: 0\.0 days at an assumed utilisation of 40%; 1\.60 M tokens of .+FLOP each on 32 chips", out
+        r"Time: 0\.0 days at an assumed utilisation of 11%; 1\.60 M tokens of .+FLOP each on 32 chips", out
     )
     assert re.search(r"Cost of the chips: \$0\.\d+ for 0 chip-hours at \$3\.22 each, estimated", out)
     assert re.search(r"not asked: endpoints about their keys and models \(1\); `nautile plan .*--online` asks", out)
