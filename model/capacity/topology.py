@@ -85,9 +85,8 @@ class Chip:
 # Clocks: peak / (2 side² matrix units), with the units that those pages give (8 in v4 and v5p, 4 in v5e). They give two
 # for v6e in one place and four in another; with four, the compiler's cycles for a product of two 4096² matrices come to
 # 87 % of the peak, against 88 % for v4.
-# Prices: recorded without access to the lists' present state; RunPod's from deploybase.ai, one page of which calls the same
-# figures spot prices. Other clouds ask up to twice as much for a GPU: one's own price is `launch.dollars_per_chip_hour`, or
-# `--price`.
+# Prices: recorded without access to the lists' present state; RunPod's from deploybase.ai, one page of which calls the
+# same figures spot prices. Other clouds ask up to twice as much for a GPU: one's own is `launch.dollars_per_chip_hour`.
 # Lanes: 8 x 128 with 4 arithmetic units each in a core (the same book, of a v5p), two cores in v4 and v5p.
 _GOOGLE, _RUNPOD = "Google Cloud's list, recorded 2026-11", "RunPod's list, 2026-03"
 CHIPS = {
