@@ -31,9 +31,7 @@ from nautile.store.artifacts import Store
 # Of the memory that the formula may fill: JAX takes so much of a GPU, and the formula is up to 25 % off.
 MARGIN = 0.75
 INGESTED = 1.0e6  # tokens a second and core: half of what is measured, since a rented core is slower (docs/scale.md)
-
-
-HOPPER = ("h100", "h200")  # the fused kernels have run on an H200
+HOPPER = ("h100", "h200")  # on which the fused kernels may be taken: they have run on an H200
 UNTRIED = 'The kernels of model.mixing = "fused" have run on an H200 alone: take "chunked" here.'
 
 
@@ -99,10 +97,9 @@ def plan_device(
         own = [row for row in calls if row.label.partition(":")[0] == name]
         cost = None if spent is None or price is None else spent * topology.chips * price
         stages.append(StagePlan(name, _with_calls(work, own), spent, cost, _paid(own)))
-    listed = price == chip.price and chip.priced
     rows = config.pretrain.rows_at_once(topology.chips)
     untried = config.model.mixing == "fused" and chip.name not in HOPPER
-    listed_by = chip.priced if listed else ""
+    listed_by = chip.priced if price == chip.price else ""
     return DevicePlan(topology.name, topology.chips, rows, untried, estimate, used, listed_by, tuple(stages))
 
 

@@ -102,7 +102,7 @@ def plan(
     from nautile.configs.load import load
 
     if device is not None:
-        if compare or topology or online or row_length:
+        if any((compare, topology, online, row_length, fsdp, quick)):
             raise ConfigError("--device estimates by formula alone: leave out --topology, --compare and the others")
         raise typer.Exit(plan_for_device(load(config, settings), device, price, mfu, as_json))
     if compare:
