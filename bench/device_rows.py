@@ -282,7 +282,7 @@ def train_row(shapes: Shapes, name: str, variant: tuple[str, str], variants: tup
     import jax
 
     from nautile.model.capacity.flops import training_flops
-    from nautile.model.capacity.topology import peak_of
+    from nautile.model.capacity.topology import chip_of
     from nautile.model.nautile import parameter_counts
     from nautile.model.sharding import put_rows
 
@@ -315,8 +315,9 @@ def train_row(shapes: Shapes, name: str, variant: tuple[str, str], variants: tup
         "peak_gib_so_far": memory("peak_bytes_in_use"),
         "losses": [round(number, 3) for number in numbers],
     }
-    if peak := peak_of(jax.devices()[0].device_kind):
-        row["utilisation"] = round(training_flops(model, model.context) * tokens / seconds / peak, 4)
+    chip = chip_of(jax.devices()[0].device_kind)
+    if chip and chip.peak:
+        row["utilisation"] = round(training_flops(model, model.context) * tokens / seconds / chip.peak, 4)
     return row
 
 

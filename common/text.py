@@ -122,6 +122,14 @@ def size(count: float) -> str:
     return f"{count} B"
 
 
+def chips_text(hours: float | None, cost: float | None) -> str:
+    """Hours of accelerators and their dollars, as far as they are known; "" on a CPU."""
+    if hours is None:
+        return ""
+    counted_hours = f"{hours:,.1f} chip-hours" if hours >= 0.95 else f"{60 * hours:.0f} chip-minutes"
+    return f"{counted_hours}, {'price not known' if cost is None else dollars(cost)}"
+
+
 def dollars(value: float) -> str:
     """Format money: $0.0123 below one dollar, $1,234.50 above."""
     return f"${value:,.4f}" if 0 < value < 1 else f"${value:,.2f}"

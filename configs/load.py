@@ -31,7 +31,7 @@ _SHIPPED = Path(str(resources.files("nautile.configs")))
 
 
 def load(name: str | Path, settings: Sequence[str] | None = None) -> RunConfig:
-    """Load a configuration by path, or by the name of a shipped one (`local`, `spark`, `nautile_370m`, `smollm2`).
+    """Load a configuration by path, or by the name of a shipped one (`local`, `nautile_100m`, …).
 
     `settings`: values that replace those of the file, such as `reason.policy.steps=3` (see `changed`). Raises
     `ConfigError` with the file and the field.

@@ -15,6 +15,7 @@ CHAT_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|think_start|>
 WHOLE_SPECIAL_IDS = (100_257, 100_277, 100_278, 100_279, 100_280)
 IdRanges = tuple[tuple[int, int], ...]  # ids from the first number up to the second, which is not included
 MOST_LAYERS = 128  # of a pattern; each is traced apart, and with 400 of them the shapes alone take 18 s
+LOSS_CHUNK = 128  # positions whose logits are in memory at the same time
 LONGEST_CONTEXT = 2**20  # tokens; the state of a decoder takes memory for all of them at once
 
 

@@ -42,7 +42,8 @@ class LaunchConfig(Section):
     host_resources: dict[str, PositiveFloat] = {}  # engine "ray": resources of a host by Ray's names: {GPU = 8}
     tpu_slice: str = Field(default="", pattern=r"^(\w+:\d+(x\d+){1,2})?$")  # engine "ray": such as v4:2x2x4
     topology: str = "v4:2x4x4"  # the chips that `nautile plan` compiles for by default
-    dollars_per_chip_hour: NonNegativeFloat | None = None  # for `nautile plan`; None: the chip's usual prices
+    # For `nautile plan`, and for what steps on accelerators cost; None: the list price in model/capacity/topology.py.
+    dollars_per_chip_hour: NonNegativeFloat | None = None
     cache_gigabytes: PositiveFloat = 100.0  # size of a host's cache of token shards, if the store has a remote
     # During pretraining on CPU, compile the programs of the later stages at low priority. It cannot compile programs
     # for an accelerator, so it is useless there.

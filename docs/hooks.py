@@ -23,7 +23,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for other, its_page in PAGES.items():
             text = re.sub(rf"\]\({re.escape(other)}(#[\w-]+)?\)", rf"]({its_page}\1)", text)
         files.append(File.generated(config, page, content=text))
-    for pattern in ("*.md", "*.toml", "*/[!_]*.py"):
+    for pattern in ("*.md", "*.toml", "*.ipynb", "*/[!_]*.py"):
         for path in sorted((ROOT / "examples").glob(pattern)):
             files.append(File.generated(config, str(path.relative_to(ROOT)), content=path.read_text(encoding="utf-8")))
     return files

@@ -19,11 +19,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from nautile.configs.model import IdRanges, ModelConfig
+from nautile.configs.model import LOSS_CHUNK, IdRanges, ModelConfig
 from nautile.model.layers.common import MASKED, Params
 from nautile.model.nautile import forward
-
-LOSS_CHUNK = 128  # positions whose logits are in memory at the same time
 
 
 class LossSums(NamedTuple):

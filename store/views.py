@@ -48,16 +48,29 @@ def _with_step(table: str) -> CatalogView:
     return CatalogView(table, ("id",), query)
 
 
-# The endpoint calls of an execution. `dollars` is what is certain; `unknown_dollars` may be added by replies that were
-# lost.
+# Accelerators of an execution, as its child process found them, and the price of one for a second. Nothing of a CPU.
+_CHIPS = """
+chips AS (
+    SELECT execution, arg_max(value, time) FILTER (name = 'system/chips') AS chips,
+        arg_max(value, time) FILTER (name = 'system/dollars_per_chip_hour') / 3600 AS rate
+    FROM recorded.metrics WHERE name IN ('system/chips', 'system/dollars_per_chip_hour') GROUP BY execution)
+"""
+# What an execution cost. Endpoint calls: `dollars` is certain, `unknown_dollars` may be added by lost replies.
+# Accelerators: `chip_hours` and `chip_dollars`, wall time of its ended attempts; NULL on a CPU, or without a price.
 COSTS = CatalogView(
     "costs",
     ("execution",),
-    """
-SELECT execution, count(*) AS calls, count(*) FILTER (coalesce(cached, false)) AS cached,
-    sum(tokens_in) AS tokens_in, sum(tokens_out) AS tokens_out, sum(dollars) AS dollars,
-    sum(TRY_CAST(fields->>'unknown_dollars' AS DOUBLE)) AS unknown_dollars
-FROM recorded.calls GROUP BY execution
+    f"""
+WITH {_CHIPS},
+asked AS (
+    SELECT execution, count(*) AS calls, count(*) FILTER (coalesce(cached, false)) AS cached,
+        sum(tokens_in) AS tokens_in, sum(tokens_out) AS tokens_out, sum(dollars) AS dollars,
+        sum(TRY_CAST(fields->>'unknown_dollars' AS DOUBLE)) AS unknown_dollars
+    FROM recorded.calls GROUP BY execution),
+occupied AS (
+    SELECT execution, seconds * chips / 3600 AS chip_hours, seconds * chips * rate AS chip_dollars
+    FROM chips JOIN executions USING (execution))
+SELECT * FROM asked FULL JOIN occupied USING (execution)
 """,
 )
 # A step that a run has begun: its last attempt, and the attempts, time and calls of all that the run itself did for it.
@@ -65,8 +78,9 @@ FROM recorded.calls GROUP BY execution
 STEPS = CatalogView(
     "steps",
     ("run", "label"),
-    """
-WITH mine AS (
+    f"""
+WITH {_CHIPS},
+mine AS (
     SELECT *, bool_or(state = 'done') OVER (PARTITION BY run, label, execution) AS made_here FROM attempts
     WHERE run IS NOT NULL),
 own AS (
@@ -74,15 +88,16 @@ own AS (
     WHERE NOT (coalesce(reused, false) AND coalesce(made_here, false))),
 tries AS (
     SELECT run, label, count(*) FILTER (NOT reused) AS attempts, sum(seconds) AS seconds, min(started) AS begun,
-        max(peak_bytes) AS peak_bytes
-    FROM own GROUP BY run, label),
+        max(peak_bytes) AS peak_bytes, sum(seconds * chips / 3600) FILTER (NOT reused) AS chip_hours,
+        sum(seconds * chips * rate) FILTER (NOT reused) AS chip_dollars
+    FROM own LEFT JOIN chips USING (execution) GROUP BY run, label),
 paid AS (
     SELECT run, label, reused, sum(calls)::BIGINT AS calls, sum(cached)::BIGINT AS cached, sum(dollars) AS dollars,
         sum(unknown_dollars) AS unknown_dollars
     FROM (SELECT DISTINCT run, label, reused, execution FROM own) JOIN costs USING (execution) GROUP BY ALL)
 SELECT m.run, m.label, m.stage, m.state, m.reused, t.attempts, t.begun, m.started, m.ended, t.seconds, t.peak_bytes,
-    p.dollars, p.unknown_dollars, p.calls, p.cached, m.key, m.execution, m.outputs, m.error, m.exit_code, m.commit,
-    m.host, m.config
+    p.dollars, p.unknown_dollars, p.calls, p.cached, t.chip_hours, t.chip_dollars, m.key, m.execution, m.outputs,
+    m.error, m.exit_code, m.commit, m.host, m.config
 FROM own m JOIN tries t ON t.run = m.run AND t.label IS NOT DISTINCT FROM m.label
 LEFT JOIN paid p ON p.run = m.run AND p.label IS NOT DISTINCT FROM m.label AND p.reused = m.reused
 QUALIFY row_number() OVER (PARTITION BY m.run, m.label ORDER BY m.started DESC, m.time DESC) = 1
@@ -165,8 +180,8 @@ VIEWS = (EXECUTIONS, *map(_with_step, ("metrics", "calls", "samples")), COSTS, S
 RELATIONS = {table.name: table.key for table in TABLES} | {view.name: view.key for view in VIEWS}
 # Time, memory and cost of executions. (executions)
 SPENT = """
-SELECT execution, attempts, seconds, peak_bytes, dollars FROM executions LEFT JOIN costs USING (execution)
-WHERE list_contains(?, execution)
+SELECT execution, attempts, seconds, peak_bytes, dollars, chip_hours, chip_dollars
+FROM executions LEFT JOIN costs USING (execution) WHERE list_contains(?, execution)
 """
 # The newest attempt at each of the keys. A reuse says nothing about how the work went. (keys)
 LAST_ATTEMPTS = """

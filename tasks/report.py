@@ -11,7 +11,7 @@ from typing import Any
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import write_json, write_text
-from nautile.common.text import amount, dollars, duration, size, visible
+from nautile.common.text import amount, chips_text, dollars, duration, size, visible
 from nautile.configs.evaluation import ReportConfig
 from nautile.configs.rewards import DEFAULT_REWARD
 from nautile.configs.stages import STAGES
@@ -189,6 +189,8 @@ def _cost_line(total: Facts, calls: Sequence[Facts]) -> str:
     if "run_seconds" in total:
         until = "its end" if total["run_ended"] else "this report"
         parts.append(f"{duration(total['run_seconds'])} from the run's first start to {until}")
+    if used := chips_text(total.get("chip_hours"), total.get("chip_dollars")):
+        parts.append(used)
     cached = sum(row["cached"] or 0 for row in calls)
     from_cache = f" ({cached:,} answered from the cache)" if cached else ""
     parts.append(f"{total['calls']:,} requests to endpoints{from_cache}")
@@ -552,6 +554,8 @@ def _cost(total: Facts, calls: Sequence[Facts]) -> Iterator[ReportBlock]:
         parts.append(
             f"at most {total['unknown_dollars']:.2f} dollars more for replies that were cut, late or unreadable"
         )
+    if used := chips_text(total.get("chip_hours"), total.get("chip_dollars")):
+        parts.append(used)
     if "seconds" in total:
         parts.append(f"{_duration(total['seconds'])} in its steps")
     if "peak_bytes" in total:

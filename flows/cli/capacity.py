@@ -11,13 +11,23 @@ from nautile.configs.base import fingerprint
 from nautile.configs.operation import PlanConfig
 from nautile.configs.schema import RunConfig
 from nautile.flows.dag import resolve_starts
-from nautile.model.capacity.flops import TrainingEstimate, estimate_training
+from nautile.model.capacity.flops import TrainingEstimate, estimate_training, parameters_by_formula
 from nautile.model.capacity.topology import GIB, check_compiler, enable_compilers, parse_topology
+from nautile.model.capacity.utilisation import utilisation
 from nautile.store.artifacts import Store
 from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.progress import StageUpdate, subscribe
 from nautile.tasks.engine.stage import RunContext
 from nautile.tasks.reporting.capacity import plan_capacity
+
+
+def assumed_mfu(config: RunConfig, topology: str) -> float:
+    """The utilisation to assume on named chips. Raises `ConfigError` for an unknown topology."""
+    if topology == "local":
+        return 0.4  # of which no estimate of time is made
+    chip = parse_topology(topology).chip
+    assert chip is not None
+    return utilisation(chip, config.model, sum(parameters_by_formula(config.model).values())).share
 
 
 def estimate_pretraining(config: RunConfig, topology: str, mfu: float, fsdp: int | None) -> TrainingEstimate | None:
@@ -71,11 +81,9 @@ def _chip_cost(estimate: TrainingEstimate) -> str:
         return "not known, as the time is not."
     hours = f"{estimate.chip_hours:,.0f} chip-hours"
     if estimate.dollars is None or estimate.dollars_per_chip_hour is None:
-        return f"{hours}, of a chip without a list price: set launch.dollars_per_chip_hour to yours."
-    low, high = (dollars(value) for value in estimate.dollars)
-    low_rate, high_rate = (f"${rate:.2f}" for rate in estimate.dollars_per_chip_hour)
-    total, rate = (low, low_rate) if low_rate == high_rate else (f"{low} to {high}", f"{low_rate} to {high_rate}")
-    return f"{total} for {hours} at {rate} each, estimated with the time; your price: launch.dollars_per_chip_hour."
+        return f"{hours}, of a chip without a list price: give yours with --price."
+    total, rate = dollars(estimate.dollars), f"${estimate.dollars_per_chip_hour:.2f}"
+    return f"{total} for {hours} at {rate} each, estimated with the time; your price: --price."
 
 
 def plan_pretraining(

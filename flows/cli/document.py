@@ -84,6 +84,8 @@ class StepOutput(Output):
     calls: int | None = None
     cached_calls: int | None = None  # calls answered from the store
     dollars: float | None = None
+    chip_hours: float | None = None  # of accelerators; null on a CPU
+    chip_dollars: float | None = None  # null where no price is known
     longer_than: float | None = None  # seconds of its last execution, if a running step takes longer
     run: RunOutput | None = None
 

@@ -1,4 +1,4 @@
-"""`nautile plan`: estimate memory, time and cost of a configuration, by arithmetic, the compiler and earlier calls."""
+"""`nautile plan`: memory, time and cost of a configuration, by arithmetic, the compiler and earlier calls."""
 
 import json
 from collections.abc import Sequence
@@ -30,7 +30,25 @@ def plan(
             "Default: launch.topology of the configuration.",
         ),
     ] = None,
-    mfu: Annotated[float, typer.Option(help="Model FLOPs utilisation to assume for the time estimate.")] = 0.4,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="D",
+            help="Instead, by formulas and without a compiler: memory, hours and dollars of every stage on a chip or "
+            "slice: rtx4090, a100, h100, h200, h100:8, v5e-8, v4-64.",
+        ),
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(min=0, help="Dollars a chip and hour. Default: launch.dollars_per_chip_hour, else a list price."),
+    ] = None,
+    mfu: Annotated[
+        float | None,
+        typer.Option(
+            help="Model FLOPs utilisation to assume for the time estimate. Default: as measured, or the compiler's "
+            "estimate (model/capacity/utilisation.py)."
+        ),
+    ] = None,
     fsdp: Annotated[int | None, typer.Option(min=1, help="Override the configuration's FSDP degree.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Skip the search for the largest batch that fits.")] = False,
     compare: Annotated[
@@ -83,10 +101,14 @@ def plan(
 
     from nautile.configs.load import load
 
+    if device is not None:
+        if any((compare, topology, online, row_length, fsdp, quick)):
+            raise ConfigError("--device estimates by formula alone: leave out --topology, --compare and the others")
+        raise typer.Exit(plan_for_device(load(config, settings), device, price, mfu, as_json))
     if compare:
         compare_plan(load(config, settings), topology, fsdp, setting or [], as_json)
         return
-    from nautile.flows.cli.capacity import estimate_markdown, estimate_pretraining, plan_pretraining
+    from nautile.flows.cli.capacity import assumed_mfu, estimate_markdown, estimate_pretraining, plan_pretraining
     from nautile.flows.dag import pipeline_steps
     from nautile.flows.forecast import forecast_calls, forecast_lines, forecast_reading, pack_anew, reading_markdown
     from nautile.flows.readiness import (
@@ -98,6 +120,9 @@ def plan(
     )
 
     store, run_config = the_store(), load(config, settings)
+    if price is not None:
+        launch = run_config.launch.model_copy(update={"dollars_per_chip_hour": price})
+        run_config = run_config.model_copy(update={"launch": launch})
     asked, topology = topology, topology or run_config.launch.topology
     steps = pipeline_steps(run_config)
     # Everything that would stop the real run later is collected here, also where the compiler cannot plan for the
@@ -108,6 +133,7 @@ def plan(
     with console_for(stderr=True).status(f"planning for {topology}") as spinner:
         answers = ask_online(steps, spinner.update) if online else None
         try:
+            mfu = assumed_mfu(run_config, topology) if mfu is None else mfu
             estimate = estimate_pretraining(run_config, topology, mfu, fsdp)
             folder = plan_pretraining(store, run_config, topology, mfu, fsdp, not quick, spinner.update)
         except (ConfigError, Retryable) as error:
@@ -161,6 +187,20 @@ def asking_lines(steps: Sequence[Any], answers: Any, command: str) -> list[str]:
     unknown = [f"the Hub for pinned datasets ({datasets})"] if datasets else []
     unknown += [f"endpoints about their keys and models ({endpoints})"] if endpoints else []
     return [f"not asked: {', '.join(unknown)}; `{command}` asks"] if unknown else []
+
+
+def plan_for_device(run_config: Any, device: str, price: float | None, mfu: float | None, as_json: bool) -> int:
+    """`nautile plan --device`; returns the exit code, 2 if not even one row a chip fits."""
+    from dataclasses import asdict
+
+    from nautile.flows.device_plan import device_markdown, plan_device
+
+    found = plan_device(run_config, the_store(), device, price, mfu)
+    if as_json:
+        write_json({**asdict(found), "hours": found.hours})
+    else:
+        print_markdown(device_markdown(found))
+    return 0 if found.pretraining.fits else 2
 
 
 def compare_plan(run_config: Any, topologies: str | None, fsdp: int | None, settings: list[str], as_json: bool) -> None:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError
-from nautile.common.text import amount, dollars, duration, one_line, visible
+from nautile.common.text import amount, chips_text, dollars, duration, one_line, visible
 from nautile.configs.changes import Change, describe_changes, read_changes
 from nautile.configs.load import locate
 from nautile.flows.cli.tables import STATES, calls_text
@@ -196,6 +196,8 @@ def _step_row(step: StepState) -> dict[str, Any]:
         "calls": row.get("calls"),
         "cached_calls": row.get("cached"),
         "dollars": row.get("dollars"),
+        "chip_hours": row.get("chip_hours"),
+        "chip_dollars": row.get("chip_dollars"),
         "longer_than": step.longer_than,
     }
 
@@ -254,6 +256,8 @@ def _details(row: dict[str, Any]) -> str:
     if row["calls"] and row["outcome"] != "reused":
         parts.append(calls_text(row["calls"], row["cached_calls"]))
         parts += [dollars(row["dollars"])] if row["dollars"] else []
+    if row["outcome"] != "reused" and (used := chips_text(row["chip_hours"], row["chip_dollars"])):
+        parts.append(used)
     return "  ".join([", ".join(parts), *row["artifacts"]] if parts else row["artifacts"])
 
 

@@ -37,7 +37,7 @@ ConfigArgument = Annotated[
     str,
     typer.Argument(
         metavar="CONFIG",
-        help="A TOML file, or the name of a shipped one: local, smollm2, spark, nautile_370m.",
+        help="A TOML file, or the name of a shipped one: local, smollm2, nautile_100m, spark, nautile_370m.",
         autocompletion=complete_config,
     ),
 ]

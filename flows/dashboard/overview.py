@@ -3,7 +3,7 @@
 import html
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
@@ -16,7 +16,7 @@ import streamlit as st
 from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json
-from nautile.common.text import amount, counted, dollars, duration, size, visible
+from nautile.common.text import amount, chips_text, counted, dollars, duration, size, visible
 from nautile.configs.changes import describe_changes, read_changes
 from nautile.configs.training import TRAINED
 from nautile.evals.running.rows import read_rows
@@ -210,11 +210,13 @@ def _time(chosen: ChosenRun) -> tuple[str, str, str | None]:
 
 
 def _money_figure(chosen: ChosenRun, place: st.delta_generator.DeltaGenerator) -> None:
-    cost = spent(chosen.stages)
+    cost, own = spent(chosen.stages), [row for row in chosen.stages if not row["reused"]]
+    hours, chips = (sum(v) if (v := known(own, name)) else None for name in ("chip_hours", "chip_dollars"))
     limits = [budget for _, _, budget in budgets(chosen)]
     unknown = sum(row["unknown_dollars"] or 0.0 for row in chosen.stages if not row["reused"])
     more = [f"of {dollars(sum(limits))}" if limits else "no budget is set"]
     more += [f"at most {dollars(unknown)} more for lost replies"] if unknown else []
+    more += [chips_text(hours, chips)] if hours is not None else []
     text = dollars(cost) if cost is not None else "no paid calls"
     place.metric("paid for calls", text, "; ".join(more), delta_color="off", delta_arrow="off")
 
@@ -275,7 +277,9 @@ def _steps(chosen: ChosenRun) -> None:
     frame = pd.DataFrame([_step_row(step, chosen.run) for step in steps])
     # Nullable integers: with a missing value pandas would make floats of the column, and show 3.0 calls.
     frame = frame.astype({"attempts": "Int64", "calls": "Int64"})
-    frame = frame.drop(columns=[name for name in ("calls", "cost, $", "now", "peak memory") if not frame[name].any()])
+    frame = frame.drop(
+        columns=[name for name in ("calls", "cost, $", "chips, $", "now", "peak memory") if not frame[name].any()]
+    )
     st.dataframe(
         frame.style.map(colour, subset=["state"]),
         hide_index=True,
@@ -303,6 +307,7 @@ def _step_row(step: StepState, run: str) -> CatalogRow:
         "peak memory": size(row["peak_bytes"]) if row.get("peak_bytes") else "",
         "calls": row.get("calls"),
         "cost, $": row.get("dollars"),
+        "chips, $": row.get("chip_dollars"),
         "begun (UTC)": row.get("begun"),
         "made": shared.lineage_link(next(iter(outputs.values()))) if outputs else None,
         "and": ", ".join(list(outputs)[1:]),
@@ -312,6 +317,7 @@ def _step_row(step: StepState, run: str) -> CatalogRow:
 
 _STEP_COLUMNS = {
     "cost, $": st.column_config.NumberColumn("cost, $", format="%.4f"),
+    "chips, $": st.column_config.NumberColumn("chips, $", format="%.2f"),
     "calls": st.column_config.NumberColumn("calls", format="localized", help="Every request, cached ones included."),
     "begun (UTC)": st.column_config.DatetimeColumn("begun (UTC)", format="YYYY-MM-DD HH:mm:ss"),
     "made": st.column_config.LinkColumn("made", display_text=r"artifact=(.*)"),
@@ -508,8 +514,13 @@ def budgets(chosen: ChosenRun) -> Iterator[tuple[str, float, float]]:
 
 def spent(stages: Iterator[CatalogRow] | list[CatalogRow]) -> float | None:
     """Dollars spent on calls of stages that this run did not reuse; None if no call has a known price."""
-    costs = [row["dollars"] for row in stages if row["dollars"] is not None and not row["reused"]]
+    costs = known([row for row in stages if not row["reused"]], "dollars")
     return sum(costs) if costs else None
+
+
+def known(stages: Iterable[CatalogRow], name: str) -> list[float]:
+    """The values of a column that are not NULL."""
+    return [row[name] for row in stages if row[name] is not None]
 
 
 def stand_ins(chosen: ChosenRun) -> list[str]:
@@ -702,7 +713,7 @@ def show_runs(chosen: str | None) -> None:
         st.caption("No run fits the search.")
         return
     frame = pd.DataFrame(rows)
-    empty = [name for name in ("cost", "tags", "notes", "changed", "after") if not frame[name].any()]
+    empty = [name for name in ("cost", "chips", "tags", "notes", "changed", "after") if not frame[name].any()]
     empty += [name for name in ("score", "gain", "difference") if frame[name].isna().all()]
     frame = frame.drop(columns=empty)
     styled = frame.style.map(colour, subset=["state"])
@@ -730,6 +741,7 @@ _RUN_COLUMNS = {
         "time, min", format="%.1f", width=75, help="From its first start to its end, over restarts."
     ),
     "cost": st.column_config.NumberColumn("cost, $", format="%.4f"),
+    "chips": st.column_config.NumberColumn("chips, $", format="%.2f"),
     "tags": st.column_config.ListColumn("tags", width=110),
     "notes": st.column_config.TextColumn("notes", width=200),
     "changed": st.column_config.TextColumn("changed", width=190),
@@ -767,6 +779,7 @@ def table_of_runs(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen
                 "difference": 100 * (score["accuracy"] - before["accuracy"]) if before else None,
                 "minutes": None if seconds is None else seconds / 60,
                 "cost": costs.get(run, {}).get("dollars"),
+                "chips": costs.get(run, {}).get("chip_dollars"),
                 "changed": changes,
                 **{field: value for field, value in zip(fields, settings.get(run, [None] * len(fields)), strict=True)},
                 "tags": json.loads(note.get("tags") or "[]"),

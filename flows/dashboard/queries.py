@@ -96,7 +96,10 @@ SELECT run, list_transform(?, lambda path: json_extract_string(settings, path)) 
 WHERE list_contains(?, run)
 """
 # What runs paid themselves, without reused steps. (runs)
-RUN_COSTS = "SELECT run, sum(dollars) AS dollars FROM steps WHERE list_contains(?, run) AND NOT reused GROUP BY run"
+RUN_COSTS = """
+SELECT run, sum(dollars) AS dollars, sum(chip_dollars) AS chip_dollars FROM steps
+WHERE list_contains(?, run) AND NOT reused GROUP BY run
+"""
 # Estimates and single uses of a model, which are no pipeline runs, newest first. (limit)
 OTHER_WORK = """
 SELECT run, label, state, started, seconds, error FROM steps SEMI JOIN (FROM runs WHERE NOT pipeline) USING (run)

@@ -16,7 +16,10 @@ from nautile.store.catalog import CatalogRow
 from nautile.store.mirror import open_store
 
 # `memory_bytes` is reported by the training loop; some runs have no other measurement.
-NAMES = (*(name for name in GLOSSARY["System"] if name.startswith("system/")), "memory_bytes")
+CONSTANT = ("system/chips", "system/dollars_per_chip_hour")  # of the cost, and no curves
+NAMES = (
+    *(name for name in GLOSSARY["System"] if name.startswith("system/") and name not in CONSTANT), "memory_bytes"
+)  # fmt: skip
 
 
 def system(chosen: ChosenRun | None) -> None:

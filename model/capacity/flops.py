@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from nautile.common.errors import ConfigError
-from nautile.configs.model import ModelConfig
+from nautile.configs.model import LOSS_CHUNK, ModelConfig
 from nautile.configs.training import PretrainConfig
 from nautile.model.capacity.topology import GPUS, Topology
-from nautile.model.loss import LOSS_CHUNK
-from nautile.model.weights.author_layout import author_shapes
+from nautile.model.weights.author_shapes import author_shapes
 
 # FLOPs per element of the memory [K, H, M] and token: phase and encoding 6, both sums 4, normalisation 2, readout 8.
 _MIXING = 20
@@ -101,8 +100,8 @@ class TrainingEstimate:
     """Bytes on one chip by kind, and the time and cost of the whole pretraining.
 
     state: float32 parameters and the optimizer's moments. gradients: also the embedding table in the compute type, and
-    its gradient, which no chip has only a part of. days: None if the chip's peak is unknown. dollars: lowest and
-    highest; None if no price is known either.
+    its gradient, which no chip has only a part of. days: None if the chip's peak is unknown. dollars: None if no price
+    is known either.
     """
 
     topology: str
@@ -120,8 +119,8 @@ class TrainingEstimate:
     mfu_assumed: float
     days: float | None
     chip_hours: float | None
-    dollars_per_chip_hour: tuple[float, float] | None
-    dollars: tuple[float, float] | None
+    dollars_per_chip_hour: float | None
+    dollars: float | None
 
 
 def estimate_training(
@@ -134,7 +133,7 @@ def estimate_training(
 ) -> TrainingEstimate:
     """Estimate pretraining in rows of `length` tokens; `mfu`: the utilisation to assume.
 
-    dollars_per_chip_hour: None: the chip's usual prices. Raises `ConfigError` for a mesh or batch that does not divide.
+    dollars_per_chip_hour: None: the chip's list price. Raises `ConfigError` for a mesh or batch that does not divide.
     """
     chip, chips = topology.chip, topology.chips
     assert chip is not None, "this machine's own devices are compiled for"
@@ -153,7 +152,7 @@ def estimate_training(
     memory = state + gradients + activations
     tokens, flops = sum(phase.tokens for phase in config.phases), training_flops(model, length)
     hours = tokens * flops / (mfu * chip.peak) / 3600 if chip.peak else None
-    prices = chip.hourly if dollars_per_chip_hour is None else (dollars_per_chip_hour, dollars_per_chip_hour)
+    price = chip.price if dollars_per_chip_hour is None else dollars_per_chip_hour
     return TrainingEstimate(
         topology=topology.name,
         chips=chips,
@@ -170,8 +169,8 @@ def estimate_training(
         mfu_assumed=mfu,
         days=None if hours is None else hours / chips / 24,
         chip_hours=hours,
-        dollars_per_chip_hour=prices,
-        dollars=None if hours is None or prices is None else (hours * prices[0], hours * prices[1]),
+        dollars_per_chip_hour=price,
+        dollars=None if hours is None or price is None else hours * price,
     )
 
 

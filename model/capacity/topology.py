@@ -1,4 +1,4 @@
-"""Topologies of chips that need not be present: memory and peak FLOP/s of each chip, and devices to compile for.
+"""The table of chips: memory, peak FLOP/s, bandwidth and price of each; topologies of them, and devices to compile for.
 
 Call `enable_compilers()` before JAX is first used in a process: libtpu reads its settings when it is loaded.
 """
@@ -65,8 +65,8 @@ class Chip:
     """A kind of chip.
 
     memory: bytes that a program may use. peak: dense bfloat16 FLOP/s; None: unknown. per_host: chips of one host.
-    bandwidth: bytes/s of the memory. core: None if the compiler estimates no cycles. hourly: lowest and highest usual
-    price of an hour, in dollars; None: it is not rented out.
+    bandwidth: bytes/s of the memory. core: None if the compiler estimates no cycles. price: dollars an hour by the list
+    that `priced` names with its date; None: it is not rented out.
     """
 
     name: str
@@ -75,7 +75,8 @@ class Chip:
     per_host: int
     bandwidth: float
     core: Core | None = None
-    hourly: tuple[float, float] | None = None
+    price: float | None = None
+    priced: str = ""
 
 
 # TPU memory is what the compiler lets a program use; the runtime has the rest. Each chip is one JAX device.
@@ -84,21 +85,21 @@ class Chip:
 # Clocks: peak / (2 side² matrix units), with the units that those pages give (8 in v4 and v5p, 4 in v5e). They give two
 # for v6e in one place and four in another; with four, the compiler's cycles for a product of two 4096² matrices come to
 # 87 % of the peak, against 88 % for v4.
-# Prices: Google's on-demand list in the United States (cloud.google.com/tpu/pricing), and of GPUs what clouds large and
-# small asked in May 2026 (mercatus-ai.com/blog/cloud-gpu-pricing); both were recorded without access to those pages'
-# present state. One's own price is `launch.dollars_per_chip_hour`.
+# Prices: recorded without access to the lists' present state; RunPod's from deploybase.ai, one page of which calls the
+# same figures spot prices. Other clouds ask up to twice as much for a GPU: one's own is `launch.dollars_per_chip_hour`.
 # Lanes: 8 x 128 with 4 arithmetic units each in a core (the same book, of a v5p), two cores in v4 and v5p.
+_GOOGLE, _RUNPOD = "Google Cloud's list, recorded 2026-11", "RunPod's list, 2026-03"
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v4", int(30.75 * GIB), 275e12, 4, 1.2e12, Core(1.05e9, 128, 8192), (3.22, 3.22)),
-        Chip("v5e", int(15.75 * GIB), 197e12, 4, 819e9, Core(1.5e9, 128, 4096), (1.2, 1.2)),
-        Chip("v5p", int(94.75 * GIB), 459e12, 4, 2765e9, Core(1.75e9, 128, 8192), (4.2, 4.2)),
-        Chip("v6e", int(31.25 * GIB), 918e12, 4, 1638e9, Core(1.75e9, 256, 4096), (2.7, 2.7)),
-        Chip("a100", 80 * 10**9, 312e12, 8, 2.04e12, None, (0.8, 3.0)),
-        Chip("h100", 80 * 10**9, 989e12, 8, 3.35e12, None, (2.0, 5.0)),
-        Chip("h200", 141 * 10**9, 989e12, 8, 4.8e12, None, (2.5, 7.0)),
-        Chip("rtx4090", 24 * 10**9, 165.2e12, 8, 1.008e12),
+        Chip("v4", int(30.75 * GIB), 275e12, 4, 1.2e12, Core(1.05e9, 128, 8192), 3.22, _GOOGLE),
+        Chip("v5e", int(15.75 * GIB), 197e12, 4, 819e9, Core(1.5e9, 128, 4096), 1.2, _GOOGLE),
+        Chip("v5p", int(94.75 * GIB), 459e12, 4, 2765e9, Core(1.75e9, 128, 8192), 4.2, _GOOGLE),
+        Chip("v6e", int(31.25 * GIB), 918e12, 4, 1638e9, Core(1.75e9, 256, 4096), 2.7, _GOOGLE),
+        Chip("a100", 80 * 10**9, 312e12, 8, 2.04e12, None, 1.39, _RUNPOD),
+        Chip("h100", 80 * 10**9, 989e12, 8, 3.35e12, None, 2.69, _RUNPOD),
+        Chip("h200", 141 * 10**9, 989e12, 8, 4.8e12, None, 3.59, _RUNPOD),
+        Chip("rtx4090", 24 * 10**9, 165.2e12, 8, 1.008e12, None, 0.34, _RUNPOD),
         # Compiled as for an H100, in the memory that host and GPU share. NVIDIA gives its peak only for 4-bit numbers.
         Chip("spark", 128 * 10**9, None, 1, 273e9),
     )
@@ -119,9 +120,9 @@ _DEVICE_KINDS = {
 }
 
 
-def peak_of(device_kind: str) -> float | None:
-    """The peak FLOP/s of a device by JAX's name for it; None if unknown."""
-    return next((CHIPS[chip].peak for kind, chip in _DEVICE_KINDS.items() if device_kind.startswith(kind)), None)
+def chip_of(device_kind: str) -> Chip | None:
+    """The chip by JAX's name of the device; None if it is not in the table."""
+    return next((CHIPS[chip] for kind, chip in _DEVICE_KINDS.items() if device_kind.startswith(kind)), None)
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,9 @@ class Topology:
         return 1 if self.chip is None else max(1, self.chips // self.chip.per_host)
 
 
+_SHAPE = re.compile(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){0,2}")
+
+
 def parse_topology(name: str) -> Topology:
     """Parse a topology's name. Raises ConfigError if it is unknown."""
     if name == "local":
@@ -144,12 +148,33 @@ def parse_topology(name: str) -> Topology:
 
         return Topology(name, len(jax.devices()), None)
     kind, _, shape = name.partition(":")
-    if kind not in CHIPS or not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){0,2}", shape):
+    if kind not in CHIPS or not _SHAPE.fullmatch(shape):
         raise ConfigError(
             f"topology {name!r}: name a chip and a shape, as v4:2x4x4, v5e:8x8 or h100:8, or use local; the chips are "
             f"{', '.join(CHIPS)}"
         )
     return Topology(name, math.prod(map(int, shape.split("x"))), CHIPS[kind])
+
+
+_CORES_A_CHIP = {"v4": 2, "v5p": 2}  # slices of these are named by cores: a v4-64 has 32 chips, a v5e-8 has 8
+
+
+def parse_device(name: str) -> Topology:
+    """Parse `--device`: a chip (h100), a slice by Google's name (v5e-8, v4-64), or a topology (h100:8, v4:2x4x4).
+
+    Raises ConfigError if it is unknown.
+    """
+    kind, _, size = name.partition("-")
+    if name in CHIPS:
+        return Topology(f"{name}:1", 1, CHIPS[name])
+    if kind in CHIPS and kind not in GPUS and re.fullmatch(r"[1-9]\d{0,4}", size):
+        chips, rest = divmod(int(size), _CORES_A_CHIP.get(kind, 1))
+        if chips and not rest:
+            return Topology(name, chips, CHIPS[kind])
+    kind, _, shape = name.partition(":")
+    if kind in CHIPS and _SHAPE.fullmatch(shape):
+        return parse_topology(name)
+    raise ConfigError(f"--device {name!r}: give one of {', '.join(CHIPS)}, or several as h100:8, v5e-8 or v4-64")
 
 
 def enable_compilers() -> None:

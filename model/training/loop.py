@@ -33,7 +33,7 @@ from nautile.data.tokenizer import Tokenizer, tokenizer_for
 from nautile.data.tokens.loader import Batch, Loader
 from nautile.data.tokens.source_reading import READING, reading_line
 from nautile.model.capacity.flops import training_flops
-from nautile.model.capacity.topology import peak_of
+from nautile.model.capacity.topology import chip_of
 from nautile.model.decoding.generate import Generator
 from nautile.model.decoding.sampling import Sampling
 from nautile.model.layers.common import Params
@@ -146,9 +146,9 @@ class _Run:
             work / "checkpoints", config.keep, run_identity, self.mesh, shared_disk=shared_disk
         )
         self.tokens = config.batch_rows * length
-        peak = peak_of(jax.devices()[0].device_kind)
+        chip = chip_of(jax.devices()[0].device_kind)
         self.flops = training_flops(model, length)
-        peak_tokens = peak * self.mesh.size / self.flops if peak else None
+        peak_tokens = chip.peak * self.mesh.size / self.flops if chip and chip.peak else None
         closing = reading_line(self.loader.reading())
         self.metrics = TrainMetrics(emit, names, self.tokens, self.steps, config.log_every, peak_tokens, closing)
         self.divergence = DivergenceMonitor(

@@ -28,7 +28,8 @@ from nautile.common.text import first_line
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.data.label_set import copy_label_set
 from nautile.model.layers.common import Params
-from nautile.model.weights.author_layout import author_shapes, from_author, read_author_config
+from nautile.model.weights.author_layout import from_author, read_author_config
+from nautile.model.weights.author_shapes import author_shapes
 from nautile.model.weights.files import (
     CONFIG,
     DIGESTS,

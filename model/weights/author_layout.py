@@ -8,7 +8,7 @@ Exports for transformers also have the pattern, the forms of decay, θ and ω, t
 tokenizer, so that an import restores the checkpoint exactly.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from nautile.common.files import read_bounded_json
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.data.tokenizer import tokenizer_for
 from nautile.model.layers.common import Params
+from nautile.model.weights.author_shapes import author_shapes, spectrum_shapes
 from nautile.model.weights.files import LARGEST
 
 # The author's tensor names by our parameter names, for parameters that differ at most by a transpose.
@@ -47,44 +48,6 @@ _ATTENTION = {
     "ff_out": "ff_out.weight",
     "ff_out_bias": "ff_out.bias",
 }
-
-
-def author_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The author's tensor names and shapes. The embedding has a row for padding and one for each id."""
-    width, hidden = model.width, model.feed_forward
-    heads, head_dim = model.memory_heads, model.head_dim
-    inner, gated, expanded = model.projection_width, 2 * heads * head_dim, model.readout_expand * head_dim
-    kv_width = model.kv_heads * model.attention_head_dim
-    sca = {
-        "norm.scale": (width,),
-        "attn.in_proj.weight": (inner, width),
-        "attn.conv_weight": (inner, 1, model.convolution),
-        **_spectrum_shapes(model),
-        "attn.decay_slopes": (heads,),
-        "attn.score_scale": (heads,),
-        "attn.score_bias": (heads,),
-        "attn.phase_scale": (heads,),
-        "attn.gate_proj.weight": (gated, width),
-        "attn.gated_norm.weight": (gated,),
-        "attn.W_readout": (heads, 2 * head_dim, 2 * expanded),
-        "attn.out_proj.weight": (width, expanded * heads),
-    }
-    transformer = {
-        "norm1.scale": (width,),
-        "norm2.scale": (width,),
-        "attn.q_proj.weight": (width, width),
-        "attn.k_proj.weight": (kv_width, width),
-        "attn.v_proj.weight": (kv_width, width),
-        "attn.out_proj.weight": (width, width),
-        "ff_in.weight": (2 * hidden, width),
-        "ff_in.bias": (2 * hidden,),
-        "ff_out.weight": (width, hidden),
-        "ff_out.bias": (width,),
-    }
-    yield "embedding.weight", (model.vocabulary + 1, width)
-    for index, letter in enumerate(model.blocks * model.pattern):
-        layer = sca if letter == "S" else transformer
-        yield from ((f"blocks.{index}.{name}", shape) for name, shape in layer.items())
 
 
 def from_author(tensors: Mapping[str, np.ndarray], model: ModelConfig) -> Params:
@@ -120,18 +83,6 @@ def to_author(params: Params, model: ModelConfig) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(array, np.float32).reshape(shapes[name]) for name, array in tensors.items()}
 
 
-def _spectrum_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of θ and of ω, in this order."""
-    last = (model.head_dim, model.spectral_samples)
-    raw_grid = "attn.theta_raw" if model.spectral_samples == 1 else "attn.theta_d_raw"
-    free_grid, free_weights = model.grid == "free", model.integration == "free"
-    weights = (model.query_heads, 1 if free_weights else model.memory_heads // model.query_heads, *last)
-    return {
-        "attn.theta" if free_grid else raw_grid: (1, 1, model.memory_heads, *last),
-        "attn.w_int" if free_weights else "attn.w_int_raw": (1, 1, *weights),
-    }
-
-
 def _columns(model: ModelConfig) -> np.ndarray:
     """The author's column of the input projection for each of our columns."""
     keys = model.memory_heads * (model.head_dim + 1)
@@ -143,7 +94,7 @@ def _columns(model: ModelConfig) -> np.ndarray:
 
 def _sca_from(layer: Mapping[str, np.ndarray], model: ModelConfig) -> dict[str, np.ndarray]:
     """Convert the tensors of an SCA layer that differ by more than a transpose."""
-    columns, (grid, integration) = _columns(model), _spectrum_shapes(model)
+    columns, (grid, integration) = _columns(model), spectrum_shapes(model)
     return {
         "in_proj": layer["attn.in_proj.weight"].T[:, columns],
         "conv": layer["attn.conv_weight"][:, 0].T[:, columns],
@@ -154,7 +105,7 @@ def _sca_from(layer: Mapping[str, np.ndarray], model: ModelConfig) -> dict[str, 
 
 def _sca_to(layer: Mapping[str, np.ndarray], model: ModelConfig) -> dict[str, np.ndarray]:
     """The inverse of `_sca_from`, except for the axes of size 1, which `to_author` adds."""
-    columns, (grid, integration) = np.argsort(_columns(model)), _spectrum_shapes(model)
+    columns, (grid, integration) = np.argsort(_columns(model)), spectrum_shapes(model)
     return {
         "attn.in_proj.weight": layer["in_proj"][:, columns].T,
         "attn.conv_weight": layer["conv"][:, columns].T,

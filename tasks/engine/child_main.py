@@ -31,6 +31,7 @@ from nautile.common.events import Emit, silent
 from nautile.common.extras import missing_extra
 from nautile.common.files import is_full_or_read_only, not_writable, write_json
 from nautile.common.processes import ExitCode, collector_paused, die_with_parent, give_way, thread_beside
+from nautile.model.capacity.topology import chip_of
 from nautile.store.events import EventWriter
 from nautile.store.layout import ChildFiles, Layout, StagingFiles
 from nautile.tasks.engine.child_process import STOP, check_same_plug_ins
@@ -65,6 +66,7 @@ def _report_usage(request: dict[str, Any], source: str | None, stop: threading.E
     execution_start = request.get("began", time.time())
     emit: EventWriter | None = None  # opened with the first measurement
     start = last = time.monotonic()
+    priced = False  # the chips are written once
     # Rates are differences from here on: what the process used to start up is in none of them.
     last_cpu_s = _tree_usage()[1]
     # On a full disk the stage's own writes fail with a message; a lost measurement needs none.
@@ -78,6 +80,8 @@ def _report_usage(request: dict[str, Any], source: str | None, stop: threading.E
                 "system/device_bytes": _device_memory(),
                 "system/store_free_bytes": psutil.disk_usage(str(store)).free,
             }
+            if not priced and source is None and (chips := _chips(request.get("launch", {}))):
+                figures, priced = figures | chips, True
             last, last_cpu_s = now, cpu_s
             if emit is None:
                 emit = EventWriter(path, request["execution"], stage=request["stage"])
@@ -104,14 +108,27 @@ def _tree_usage() -> tuple[int, float]:
     return resident, seconds
 
 
+def _jax() -> Any:
+    """JAX, if its backend is initialised here, which looking at devices would do in a process that may not need it."""
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    return sys.modules["jax"] if bridge is not None and bridge.backends_are_initialized() else None
+
+
 def _device_memory() -> int | None:
     """Bytes in use on the first device; None if the backend does not report them or is not initialised here."""
-    # `jax.local_devices()` would initialise the backend, in a process that may never need it.
-    bridge = sys.modules.get("jax._src.xla_bridge")
-    if bridge is None or not bridge.backends_are_initialized():
+    if (jax := _jax()) is None:
         return None
-    statistics = sys.modules["jax"].local_devices()[0].memory_stats() or {}
+    statistics = jax.local_devices()[0].memory_stats() or {}
     return statistics.get("bytes_in_use")
+
+
+def _chips(launch: Mapping[str, Any]) -> dict[str, float | None]:
+    """The accelerators of this execution, on all hosts, and the price of one, as far as it is known; none of a CPU."""
+    if (jax := _jax()) is None or jax.default_backend() == "cpu":
+        return {}
+    price, chip = launch.get("dollars_per_chip_hour"), chip_of(jax.devices()[0].device_kind)
+    price = chip.price if price is None and chip else price
+    return {"system/chips": jax.device_count(), "system/dollars_per_chip_hour": price}
 
 
 def main(arguments: list[str]) -> int:

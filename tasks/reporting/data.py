@@ -283,6 +283,9 @@ def _cost(calls: Sequence[Facts], spent: Mapping[str, Facts]) -> Facts:
     for name in ("tokens_in", "tokens_out", "dollars", "unknown_dollars"):
         values = [row[name] for row in calls if row[name] is not None]
         total |= {name: sum(values)} if values else {}
+    for name in ("chip_hours", "chip_dollars"):
+        values = [row[name] for row in spent.values() if row[name] is not None]
+        total |= {name: sum(values)} if values else {}
     total |= {"seconds": sum(seconds)} if seconds else {}
     return total | ({"peak_bytes": max(peaks)} if peaks else {})
 

@@ -8,6 +8,7 @@ from markdown_it import MarkdownIt
 from nautile.common.text import (
     amount,
     as_file_name,
+    chips_text,
     counted,
     dollars,
     duration,
@@ -76,6 +77,14 @@ def test_long_text_is_cut_with_a_mark():
 @pytest.mark.parametrize(("value", "text"), [(0, "$0.00"), (0.0123, "$0.0123"), (1234.5, "$1,234.50")])
 def test_dollars(value, text):
     assert dollars(value) == text
+
+
+@pytest.mark.parametrize(
+    ("hours", "cost", "text"),
+    [(None, None, ""), (0.25, 0.5, "15 chip-minutes, $0.5000"), (64.0, None, "64.0 chip-hours, price not known")],
+)
+def test_what_accelerators_cost(hours, cost, text):
+    assert chips_text(hours, cost) == text
 
 
 def test_no_cell_of_a_markdown_table_can_end_its_cell_or_its_line():

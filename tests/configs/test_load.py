@@ -10,7 +10,7 @@ from nautile.common.errors import ConfigError
 from nautile.configs.base import canonical, fingerprint
 from nautile.configs.load import load
 
-SHIPPED = ("local", "spark", "nautile_370m")
+SHIPPED = ("local", "spark", "nautile_100m", "nautile_370m")
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
@@ -28,11 +28,14 @@ def test_the_papers_values_are_in_its_configuration():
     assert len(config.evaluate.benchmarks) == 11
 
 
-def test_every_value_of_the_papers_model_names_its_source():
-    text = (CONFIGS / "nautile_370m.toml").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["nautile_370m", "nautile_100m"])
+def test_every_value_of_the_model_names_its_source(name):
+    text = (CONFIGS / f"{name}.toml").read_text(encoding="utf-8")
     in_model = text.partition("[model]")[2].partition("\n\n")[0]
-    for line in in_model.strip().splitlines():
-        assert any(source in line for source in ("[paper", "[author]", "[ours]")), line
+    lines = in_model.strip().splitlines()
+    for before, line in zip(["", *lines], lines, strict=False):  # a long comment stands above its value
+        commented = before + line if before.startswith("#") else line
+        assert line.startswith("#") or any(s in commented for s in ("[paper", "[author]", "[ours]", "[measured]")), line
     assert all(section in text for section in ("[endpoints", "[[ingest", "[evaluate]"))
 
 

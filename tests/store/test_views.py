@@ -48,6 +48,9 @@ def attempt(store, run, label, state, minutes, seconds, execution=None, **fields
     events(store, row["id"], "run", row | fields)
 
 
+CHIPS = {"chips": 8, "dollars_per_chip_hour": 2.0}
+
+
 @pytest.fixture
 def query(store):
     plan(store, 1, "r", 0, state="interrupted", ended=at(3))
@@ -71,6 +74,9 @@ def query(store):
     attempt(store, "s", "pretrain", "reused", 200, 0.0)
     attempt(store, "t", "label", "done", 300, 7.0)  # a single use of a model
     events(store, "e-pretrain", "metric", {"name": "loss", "step": 4, "value": 2.5}, stage="pretrain")
+    chips = [{"name": f"system/{name}", "step": 0, "value": value} for name, value in CHIPS.items()]
+    events(store, "e-pretrain", "metric", *chips, stage="pretrain")
+    events(store, "e-align-2", "metric", chips[0], stage="align")  # whose price is not known
     events(store, "e-pretrain", "sample", {"set": "train", "index": 0, "text": "a"}, stage="pretrain")
     wrong = [event_of("plan", **PLAN | part) for part in OF_ANOTHER_FORM]
     wrong += [event_of("metric", name="loss", step="x", value=1.0), event_of("call", dollars=-1.0), event_of("what")]
@@ -102,13 +108,18 @@ def test_a_step_has_the_time_and_cost_of_all_that_its_run_did_for_it(query):
     align = steps["r", "align"]
     assert (align["calls"], align["cached"], align["dollars"], align["unknown_dollars"]) == (4, 2, 1.0, 0.5)
     assert trained["calls"] is None
+    assert (trained["chip_hours"], trained["chip_dollars"]) == (pytest.approx(180 * 8 / 3600), pytest.approx(0.8))
+    assert (reused["chip_hours"], reused["chip_dollars"]) == (None, None), "the work of another run"
+    assert (align["chip_hours"], align["chip_dollars"]) == (pytest.approx(40 * 8 / 3600), None)
+    assert steps["r", "evaluate:align"]["chip_hours"] is None, "on a CPU"
 
 
 def test_an_execution_belongs_to_the_run_that_completed_it_and_its_reuses_are_no_work(query):
     (row,) = query("FROM executions WHERE execution = 'e-pretrain'")
     assert (row["run"], row["label"], row["made"], row["attempts"], row["seconds"]) == ("r", "pretrain", True, 2, 180.0)
-    spent = {row["execution"]: (row["seconds"], row["dollars"]) for row in query(SPENT, ["e-pretrain", "e-align-1"])}
-    assert spent == {"e-pretrain": (180.0, None), "e-align-1": (30.0, 0.5)}
+    names = ("seconds", "dollars", "chip_dollars")
+    spent = {row["execution"]: [row[name] for name in names] for row in query(SPENT, ["e-pretrain", "e-align-1"])}
+    assert spent == {"e-pretrain": [180.0, None, pytest.approx(0.8)], "e-align-1": [30.0, 0.5, None]}
     (last,) = query(LAST_ATTEMPTS, ["k-pretrain"])
     assert (last["state"], last["seconds"]) == ("done", 120.0)
 

@@ -208,6 +208,9 @@ def test_what_was_spent_is_certain_or_unknown_and_absent_figures_are_not_zero(da
     assert "$0.0200 certain; up to $0.0100 unknown" in text
     (text,) = [block.text for block in blocks({**data, "cost": {"calls": 3}}, Paragraph) if block.see == "Cost"]
     assert text == "3 requests to endpoints (1 answered from the cache); tokens not counted; dollars not known."
+    total = {"calls": 0, "chip_hours": 24.0, "chip_dollars": 60.0}
+    (text,) = [block.text for block in blocks({**data, "cost": total, "calls": []}, Paragraph) if block.see == "Cost"]
+    assert text == "24.0 chip-hours, $60.00; 0 requests to endpoints."
 
 
 def test_both_forms_show_all_of_it_and_escape_what_models_wrote(data):

@@ -83,7 +83,7 @@ def test_a_step_is_compiled_for_absent_chips(nautile, tmp_path):
     code, out, _ = nautile("--topology", "v4:2x2x1")  # the same request: the artifact is reused
     assert code == 0
     assert "It fits" in out
-    assert "Estimated, not measured: at a utilisation of 40%" in out
+    assert "Estimated, not measured: at a utilisation of 11%" in out
     assert "Cost of the chips: $" in out
     assert "by arithmetic" not in out, "the compiler's figures replace the estimate"
     assert len(Store(tmp_path / "store").list("plan")) == 1
@@ -123,7 +123,7 @@ def test_what_needs_no_compiler_is_shown_where_a_compiler_is_missing(nautile, tm
     assert err.strip() == message
     assert "estimated by arithmetic" in out
     assert re.search(
-        r"Time: 0\.0 days at an assumed utilisation of 40%; 1\.60 M tokens of .+FLOP each on 32 chips", out
+        r"Time: 0\.0 days at an assumed utilisation of 11%; 1\.60 M tokens of .+FLOP each on 32 chips", out
     )
     assert re.search(r"Cost of the chips: \$0\.\d+ for 0 chip-hours at \$3\.22 each, estimated", out)
     assert re.search(r"not asked: endpoints about their keys and models \(1\); `nautile plan .*--online` asks", out)
@@ -140,6 +140,41 @@ def test_what_needs_no_compiler_is_shown_where_a_compiler_is_missing(nautile, tm
     assert [line.partition(" ")[0] for line in plan["missing"]] == ["PAID_KEY"]
 
 
+def test_a_device_is_planned_stage_by_stage_without_a_compiler(nautile, monkeypatch):
+    monkeypatch.setattr(capacity, "run_stage", lambda *arguments: pytest.fail("something was compiled"))
+    monkeypatch.setenv("PAID_KEY", "")
+    code, out, err = nautile("--device", "v5e-8", "--price", "3", "--json", more=PAID_TEACHER)
+    assert code == 0, err
+    plan = json.loads(out)
+    stages = {row["stage"]: row for row in plan["stages"]}
+    assert (plan["chips"], plan["pretraining"]["chips"], plan["utilisation"]["measured"]) == (8, 8, False)
+    # What no formula is for has no hours; the others cost as many hours as there are chips.
+    assert [name for name, row in stages.items() if row["hours"] is None] == [
+        "held_out", "ingest", "index", "distill", "report",
+    ]  # fmt: skip
+    assert stages["reason"]["chip_dollars"] == pytest.approx(stages["reason"]["hours"] * 8 * 3)
+    assert stages["distill"]["calls_dollars"] > 0
+    assert stages["align"]["calls_dollars"] is None, "a program of this machine is not paid"
+    assert plan["hours"] == pytest.approx(sum(row["hours"] or 0 for row in stages.values()))
+    code, out, _ = nautile("--device", "h200")
+    assert code == 0
+    assert "$3.59 a chip and hour (RunPod's list, 2026-03)" in out
+    assert "| distill | 32 prompts; 32 calls, " in out
+    assert "never run on this chip" not in out, "measured on this one"
+
+
+def test_a_batch_that_does_not_fit_the_device_is_divided(nautile):
+    rows = ("--set", "pretrain.batch_rows=4096", "--set", "pretrain.micro_rows=4096", "--set", "model.width=1024")
+    code, out, _ = nautile("--device", "rtx4090", "--json", *rows)
+    estimate = json.loads(out)["pretraining"]
+    assert (code, estimate["fits"]) == (0, True)
+    assert 0.3 < estimate["memory"] / estimate["memory_limit"] < 0.8
+    assert 4096 % estimate["rows_per_chip"] == 0
+    code, out, _ = nautile("--device", "rtx4090", *rows, "--set", "model.blocks=1000")
+    assert code == 2
+    assert "does not fit" in out
+
+
 def test_a_run_that_is_not_possible_on_the_chips_is_said_before_the_tables(nautile, monkeypatch, capfd):
     said = []
     monkeypatch.setattr(forecast, "forecast_calls", lambda *arguments: said.append(capfd.readouterr().err) or [])
@@ -150,7 +185,7 @@ def test_a_run_that_is_not_possible_on_the_chips_is_said_before_the_tables(nauti
         assert "still to be set: nothing" in out
 
 
-@pytest.mark.parametrize("name", ["local", "smollm2", "spark", "nautile_370m"])
+@pytest.mark.parametrize("name", ["local", "smollm2", "spark", "nautile_100m", "nautile_370m"])
 def test_a_shipped_configuration_names_chips_on_which_it_can_run(name):
     config = load(name)
     chips = config.launch.topology
@@ -166,6 +201,10 @@ def test_a_shipped_configuration_names_chips_on_which_it_can_run(name):
         (["--topology", "v4:2x2x2", "--fsdp", "3"], "pretrain.fsdp 3 does not divide the 8 devices of v4:2x2x2"),
         (["--topology", "local", "--fsdp", "1", "--mfu", "1.5"], "--mfu 1.5 must be above 0"),
         (["--setting", "fused/32/block"], "--setting needs --compare"),
+        (["--device", "a40"], "--device 'a40': give one of v4, v5e, v5p, v6e, a100, h100, h200, rtx4090, spark, or"),
+        (["--device", "v4-63"], "--device 'v4-63': give one of"),
+        (["--device", "v5e-8", "--topology", "local"], "--device estimates by formula alone"),
+        (["--device", "v5e-24"], "does not divide among 24 devices"),
         (["--compare", "--topology", "v4:2x2x1,v9:2x2"], "topology 'v9:2x2': name a chip and a shape"),
         (["--compare", "--topology", "local", "--fsdp", "1"], "settings are compared for chips by name"),
         (["--compare", "--setting", "fused/32/all"], "setting 'fused/32/all': name mixing, chunk and remat"),

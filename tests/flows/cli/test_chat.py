@@ -17,7 +17,7 @@ from nautile.flows.cli.chat import ChatAnswer, converse, heading
 from nautile.flows.cli.terminal import console_for
 from nautile.flows.named import add_model
 from nautile.model.nautile import initialise
-from nautile.model.weights.author_layout import author_shapes
+from nautile.model.weights.author_shapes import author_shapes
 from nautile.model.weights.files import load_weights, save_weights
 from nautile.store.artifacts import Store
 from tests.model.conftest import tiny_config

@@ -55,13 +55,10 @@ def test_what_is_kept_grows_with_what_is_not_recomputed():
 def test_time_and_cost_follow_from_the_formula():
     estimate = published("v4:2x4x4", 512, 32)
     assert estimate.days == pytest.approx(4.5, abs=0.05)  # docs/tpu.md
-    assert estimate.dollars == pytest.approx([estimate.days * 24 * 32 * 3.22] * 2)
-    assert published("v4:2x4x4", 512, 32, price=0.0).dollars == (0.0, 0.0)
-    low, high = published("h100:8", 512, 8).dollars
-    assert low < high
+    assert estimate.dollars == pytest.approx(estimate.days * 24 * 32 * 3.22)
+    assert published("v4:2x4x4", 512, 32, price=0.0).dollars == 0.0
     unknown = published("spark:1", 128, 1)
     assert (unknown.days, unknown.dollars) == (None, None)
-    assert published("rtx4090:1", 8, 1).dollars is None
     assert published("rtx4090:1", 8, 1).days > 100
 
 

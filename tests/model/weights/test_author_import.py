@@ -17,7 +17,7 @@ from nautile.configs.model import TokenizerConfig
 from nautile.model.loss import masked_logits
 from nautile.model.nautile import forward
 from nautile.model.weights.author_import import load_author_weights, tensor_files
-from nautile.model.weights.author_layout import author_shapes
+from nautile.model.weights.author_shapes import author_shapes
 from tests.model.conftest import tiny_config
 
 TOKENIZER = TokenizerConfig(ranks=256)

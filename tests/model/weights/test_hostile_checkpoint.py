@@ -16,7 +16,7 @@ from nautile.common.errors import ConfigError
 from nautile.configs.model import TokenizerConfig
 from nautile.model.nautile import shapes
 from nautile.model.weights.author_import import load_author_weights
-from nautile.model.weights.author_layout import author_shapes
+from nautile.model.weights.author_shapes import author_shapes
 from nautile.model.weights.files import load_weights, save_weights
 from tests.model.conftest import tiny_config
 

@@ -2,6 +2,9 @@
 
 import json
 import time
+from types import SimpleNamespace
+
+import pytest
 
 from nautile.tasks.engine import child_main
 
@@ -43,6 +46,24 @@ def test_steps_are_seconds_since_the_execution_began(tmp_path, monkeypatch):
             assert time.monotonic() < until
             time.sleep(0.01)
     assert min(row["step"] for row in rows_of(file)) >= 1000
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "launch", "expected"),
+    [
+        ("gpu", "NVIDIA H100 80GB HBM3", {}, {"system/chips": 4, "system/dollars_per_chip_hour": 2.69}),
+        ("gpu", "NVIDIA H100 80GB HBM3", {"dollars_per_chip_hour": 0.0}, {"system/dollars_per_chip_hour": 0.0}),
+        ("gpu", "NVIDIA RTX 6000 Ada", {}, {"system/chips": 4, "system/dollars_per_chip_hour": None}),
+        ("cpu", "cpu", {"dollars_per_chip_hour": 2.0}, {"system/chips": None}),
+    ],
+)
+def test_chips_have_the_configured_price_else_that_of_the_table(monkeypatch, backend, kind, launch, expected):
+    jax = SimpleNamespace(
+        default_backend=lambda: backend, devices=lambda: [SimpleNamespace(device_kind=kind)], device_count=lambda: 4
+    )
+    monkeypatch.setattr(child_main, "_jax", lambda: jax)
+    found = child_main._chips(launch)
+    assert {name: found.get(name) for name in expected} == expected
 
 
 def test_work_that_ends_at_once_leaves_no_file(tmp_path):
