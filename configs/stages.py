@@ -10,7 +10,8 @@ from nautile.configs.plugins import Registry
 
 # Name -> module in `tasks`.
 _MODULES = {
-    "held_out": "evaluate", "ingest": "ingest", "index": "distill", "distill": "distill", "pretrain": "pretrain",
+    "held_out": "evaluate", "tokenizer": "tokenizer",
+    "ingest": "ingest", "index": "distill", "distill": "distill", "pretrain": "pretrain",
     "align": "reinforce", "reason": "reinforce", "self_distill": "reinforce",
     "evaluate": "evaluate", "report": "report",
 }  # fmt: skip

@@ -45,6 +45,9 @@ LABELS = [
 ]
 
 
+OWN_TOKENIZER = {"ranks": 2048, "train": {"megabytes": {"synth": 1.0}}}
+
+
 def alone(config: RunConfig) -> dict:
     """Each source by itself: none is compared with an earlier one."""
     return {**config.ingest.model_dump(), "deduplicate": {"across": False}}
@@ -439,7 +442,9 @@ def test_a_stage_is_known_by_its_name_and_found_by_its_child_process(local):
 
 
 def test_there_is_an_operation_for_every_stage_and_for_no_other(local):
-    assert set(STAGES) == {step.stage.name for step in build_dag(local)}
+    optional = RunConfig.model_validate({**local.model_dump(), "tokenizer": OWN_TOKENIZER})
+    assert set(STAGES) == {step.stage.name for step in build_dag(optional)}
+    assert set(STAGES) - {"tokenizer"} == {step.stage.name for step in build_dag(local)}
 
 
 def test_a_fallback_is_in_the_section_of_the_stage_that_may_use_it():

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from nautile.common.errors import ConfigError
 from nautile.configs.model import TokenizerConfig
+from nautile.data.bpe_training import byte_letters
 from nautile.data.label_set import HEAD, LABELS, LabelSet, read_label_set, write_label_set
 from nautile.data.tokenizer import tokenizer_for
 from nautile.model.exports.formats import FORMATS, export_nautile
-from nautile.model.exports.tokenizer_files import byte_letters, tokenizer_json
+from nautile.model.exports.tokenizer_files import tokenizer_json
 from nautile.model.nautile import initialise
 from nautile.model.weights.author_import import import_weights
 from nautile.model.weights.files import load_weights, save_weights
