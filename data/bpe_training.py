@@ -33,6 +33,19 @@ def train_ranks(texts: Iterable[str], ranks: int, digits: Digits) -> bytes:
 
     Pairs of tokens that occur once are not merged. Raises `ConfigError` if the texts have too few others.
     """
+    vocabulary = sorted(_trained(texts, ranks, digits).get_vocab().items(), key=lambda entry: entry[1])
+    if len(vocabulary) < ranks:
+        raise ConfigError(
+            f"tokenizer.train: the sample is enough for {len(vocabulary):,} ranks, not {ranks:,}: raise `megabytes`, "
+            "or lower tokenizer.ranks"
+        )
+    bytes_of = {letter: byte for byte, letter in enumerate(byte_letters())}
+    tokens = (bytes(bytes_of[letter] for letter in token) for token, _ in vocabulary)
+    return b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens))
+
+
+def _trained(texts: Iterable[str], ranks: int, digits: Digits) -> Any:
+    """The library's tokenizer."""
     from tokenizers import Regex, Tokenizer  # of an extra: only this stage trains
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
@@ -41,21 +54,13 @@ def train_ranks(texts: Iterable[str], ranks: int, digits: Digits) -> bytes:
     tokenizer = Tokenizer(BPE())
     split = Split(Regex(library_pattern(pattern_of(digits))), "isolated")
     tokenizer.pre_tokenizer = Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
-    letters = byte_letters()
     trainer = BpeTrainer(
-        vocab_size=ranks, min_frequency=2, show_progress=False, initial_alphabet=letters, max_token_length=LONGEST_TOKEN
-    )
+        vocab_size=ranks, min_frequency=2, show_progress=False, initial_alphabet=byte_letters(),
+        max_token_length=LONGEST_TOKEN,
+    )  # fmt: skip
     parts = (part for text in texts for part in ([text] if len(text) < LONG_TEXT else apart_from_space(text)))
     tokenizer.train_from_iterator(parts, trainer)
-    bytes_of = {letter: byte for byte, letter in enumerate(letters)}
-    vocabulary = sorted(tokenizer.get_vocab(with_added_tokens=False).items(), key=lambda entry: entry[1])
-    if len(vocabulary) < ranks:
-        raise ConfigError(
-            f"tokenizer.train: the sample is enough for {len(vocabulary):,} ranks, not {ranks:,}: raise `megabytes`, "
-            "or lower tokenizer.ranks"
-        )
-    tokens = (bytes(bytes_of[letter] for letter in token) for token, _ in vocabulary)
-    return b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens))
+    return tokenizer
 
 
 def bytes_per_token_rows(facts: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

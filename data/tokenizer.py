@@ -195,13 +195,19 @@ def apart_from_space(text: str) -> Iterator[str]:
     yield text[begin:]
 
 
-@functools.lru_cache(maxsize=4)
 def tokenizer_for(config: TokenizerConfig) -> Tokenizer:
     """The tokenizer of `config`, built once per process (0.4 s whole, 0.15 s cut).
 
     Raises `ConfigError` for one that has yet to be trained.
     """
-    return Tokenizer(config, _ranks() if config.trained is None else _parsed(config.trained))
+    return _built(config.ranks, config.trained)
+
+
+@functools.lru_cache(maxsize=4)
+def _built(ranks: int, trained: TrainedRanks | None) -> Tokenizer:
+    if trained is None:
+        return Tokenizer(TokenizerConfig(ranks=ranks), _ranks())
+    return Tokenizer(TokenizerConfig.of_trained(ranks, trained), _parsed(trained))
 
 
 @functools.lru_cache(maxsize=4)

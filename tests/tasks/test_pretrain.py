@@ -93,11 +93,11 @@ def test_a_branch_begins_with_the_weights_and_after_the_rows_of_another(first, s
 
 @pytest.mark.slow
 def test_a_snapshot_of_a_saved_step_has_its_weights_and_rows(first, tmp_path):
-    checkpoint, *_ = first
+    checkpoint, folders, _ = first
 
     def snapshot_of(step):
-        emit = [].append
-        work = Job("snapshot", "key", "e", {"of": "c" * 64, "step": step}, {}, checkpoint.store.staging("d" * 64), emit)
+        section, staging = {"of": "c" * 64, "step": step}, checkpoint.store.staging("d" * 64)
+        work = Job("snapshot", "key", "e", section, folders, staging, [].append)
         snapshot.work(work)
         return work, json.loads((work.staging / "facts" / "checkpoint.json").read_text())
 
