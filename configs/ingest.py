@@ -79,7 +79,9 @@ class SourceConfig(Section):
     # Form "synth": train on all targets, or on those of the replies alone. Only pretraining reads it, so that it is in
     # the key of `pretrain` and not of `ingest` (flows/dag.py): another value ingests nothing again.
     train_on: TrainOn = "all"
-    languages: tuple[str, ...] = ()  # drop records in other or unknown languages; empty: keep all
+    # ISO 639-1; drop records in other languages, by their `language`, or by their text where they have none (as the
+    # prompt sets of `distill`: a text whose language is not certain is kept). Empty: keep all.
+    languages: tuple[str, ...] = ()
     minimum_score: float | None = None  # FineWeb-Edu's `score`: drop records below it, or without one
     license: Operational[str] = ""  # of the text, for data and model cards
     # Share of unreadable files to tolerate: they are skipped, and listed in the artifact.

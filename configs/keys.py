@@ -21,7 +21,7 @@ from nautile.common.files import content_digests
 from nautile.configs.base import NotInKey, Section
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.evaluation import ModelUnderTest
-from nautile.configs.ingest import IngestPart
+from nautile.configs.ingest import IngestPart, SourceConfig
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.configs.operation import PlanConfig
 from nautile.configs.readers import READERS
@@ -40,6 +40,7 @@ PARTS: dict[str, Any] = {
     "model": ModelConfig,
     "model_under_test": ModelUnderTest,
     "plan": PlanConfig,
+    "sources": dict[str, SourceConfig],
     "tokenizer": TokenizerConfig,
 }
 PARTS_OF_USES = {  # by reference, imported when a section has such a part

@@ -1,15 +1,20 @@
 """Dimensions of model and tokenizer. Letters: D width, K memory heads, H head dimension, M spectral samples."""
 
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, PrivateAttr, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json
 from nautile.configs.base import Operational, Section
 
 CL100K_RANKS = 100_256
+MOST_RANKS = 2**20
+Digits = Literal[1, 2, 3]
 CHAT_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|think_start|>", "<|think_end|>")
 # The end of text has the id of cl100k_base; the chat markers follow its last special token, <|endofprompt|>, 100,276.
 WHOLE_SPECIAL_IDS = (100_257, 100_277, 100_278, 100_279, 100_280)
@@ -19,15 +24,68 @@ LOSS_CHUNK = 128  # positions whose logits are in memory at the same time
 LONGEST_CONTEXT = 2**20  # tokens; the state of a decoder takes memory for all of them at once
 
 
-class TokenizerConfig(Section):
-    """The BPE tokenizer cl100k_base, whole or truncated to its first `ranks` merges.
+class TrainTokenizerConfig(Section):
+    """Training of byte-level BPE merges on the first rows of sources (the stage `tokenizer`)."""
 
-    Merges are listed in merge order, so a prefix of them is a valid BPE. In the whole tokenizer the chat specials have
-    the ids 100,277 to 100,280, as in the author's code before its shift by one; in a truncated one the five specials
-    follow the ranks.
+    megabytes: dict[str, PositiveFloat] = Field(min_length=1)  # source of `ingest` -> its text to read, in 10**6 bytes
+    digits: Digits = 3  # digits of a number that one token may have at most; cl100k_base has 3
+
+
+@dataclass(frozen=True)
+class TrainedRanks:
+    """Ranks that the stage `tokenizer` trained: the file that tiktoken reads, and `digits` of their training."""
+
+    content: bytes = field(repr=False)
+    digits: Digits
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+
+class TokenizerConfig(Section):
+    """A BPE tokenizer: cl100k_base, whole or truncated to its first `ranks` merges, or as many trained ones.
+
+    Merges are listed in merge order, so a prefix of them is a valid BPE. In the whole cl100k_base the chat specials
+    have the ids 100,277 to 100,280, as in the author's code before its shift by one; in any other tokenizer the five
+    specials follow the ranks.
     """
 
-    ranks: int = Field(default=CL100K_RANKS, ge=256, le=CL100K_RANKS)  # 256: single bytes only
+    train: TrainTokenizerConfig | None = None  # of a configuration; None: cl100k_base's merges
+    ranks: int = Field(default=CL100K_RANKS, ge=256, le=MOST_RANKS)  # 256: single bytes only
+
+    # Not a setting: the result of `train`, which every artifact with token ids carries (`data.tokenizer`).
+    _trained: TrainedRanks | None = PrivateAttr(default=None)
+
+    @field_validator("ranks")
+    @classmethod
+    def _exist(cls, ranks: int, others: ValidationInfo) -> int:
+        if ranks > CL100K_RANKS and others.data.get("train") is None:
+            raise ValueError(f"cl100k_base has {CL100K_RANKS:,} ranks; only a trained tokenizer can have more")
+        return ranks
+
+    @classmethod
+    def of_trained(cls, ranks: int, trained: TrainedRanks) -> "TokenizerConfig":
+        """The tokenizer of `ranks` trained ranks."""
+        config = cls.model_construct(train=None, ranks=ranks)
+        config._trained = trained
+        return config
+
+    @property
+    def trained(self) -> TrainedRanks | None:
+        """The ranks where they are not cl100k_base's. Raises `ConfigError` for those that a run has yet to train."""
+        if self.train is not None:
+            raise ConfigError(
+                "tokenizer.train: this tokenizer exists once a run has trained it, and in the checkpoints of that run"
+            )
+        return self._trained
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields that an artifact with token ids names it by."""
+        if (trained := self.trained) is None:
+            return {"ranks": self.ranks}
+        return {"ranks": self.ranks, "trained": {"sha256": trained.sha256, "digits": trained.digits}}
 
     @property
     def vocabulary(self) -> int:
@@ -37,14 +95,14 @@ class TokenizerConfig(Section):
     @property
     def special_ids(self) -> tuple[int, ...]:
         """The ids of `CHAT_SPECIALS`, in that order."""
-        if self.ranks == CL100K_RANKS:
+        if self.ranks == CL100K_RANKS and self.train is None and self._trained is None:
             return WHOLE_SPECIAL_IDS
         return tuple(range(self.ranks, self.ranks + len(CHAT_SPECIALS)))
 
     def unused_ids(self, rows: int) -> IdRanges:
         """The ids below `rows`, the rows of a model's embedding, that no token has.
 
-        They are those behind the tokenizer's last id and, in the whole tokenizer, the gaps between its special tokens.
+        They are those behind the tokenizer's last id and, in the whole cl100k_base, the gaps between its specials.
         """
         ranges, first = [], self.ranks
         for used in (*self.special_ids, rows):
@@ -182,13 +240,16 @@ _MAY_DIFFER = {"context", "compute_dtype", "mixing", "chunk", "remat"}
 def refuse_other_shape(folder: Path, name: str, model: ModelConfig, tokenizer: TokenizerConfig) -> None:
     """Raise `ConfigError` with the first difference unless the checkpoint in `folder` fits. `name` is for messages."""
     saved = read_json(folder / "config.json") or {}
-    for part, expected in (("model", model), ("tokenizer", tokenizer)):
+    # What a run has yet to train is compared when the stage starts.
+    own = {"ranks": tokenizer.ranks} if tokenizer.train else {"trained": None, **tokenizer.fields}
+    for part, expected in (("model", model.model_dump(mode="json")), ("tokenizer", own)):
         actual = saved.get(part)
         if not isinstance(actual, dict):
             raise ConfigError(f"pretrain.start: {name} is not a checkpoint: its config.json has no `{part}`")
-        for field, value in expected.model_dump(mode="json").items():
-            if field not in _MAY_DIFFER and actual.get(field, value) != value:
+        for field_name, value in expected.items():
+            default = None if field_name == "trained" else value
+            if field_name not in _MAY_DIFFER and (other := actual.get(field_name, default)) != value:
                 raise ConfigError(
-                    f"pretrain.start: {name} has {part}.{field} {actual[field]!r}, and this run {value!r}: set it as "
+                    f"pretrain.start: {name} has {part}.{field_name} {other!r}, and this run {value!r}: set it as "
                     "the checkpoint has it, or start from another"
                 )

@@ -191,6 +191,9 @@ class RunConfig(PluginSections):
                 raise ValueError(
                     f"deploy.{name}.resource: only the section of a stage may set it, not that of a resource"
                 )
+        trained_on = set(self.tokenizer.train.megabytes) if self.tokenizer.train else set()
+        if unknown := trained_on - {source.name for source in self.ingest.sources}:
+            raise ValueError(f"tokenizer.train.megabytes: ingest.sources has none named {', '.join(sorted(unknown))}")
         if self.tokenizer.vocabulary > self.model.vocabulary:
             raise ValueError(
                 f"model.vocabulary {self.model.vocabulary} is smaller than the tokenizer's {self.tokenizer.vocabulary}"

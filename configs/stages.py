@@ -10,8 +10,8 @@ from nautile.configs.plugins import Registry
 
 # Name -> module in `tasks`.
 _MODULES = {
-    "held_out": "evaluate", "ingest": "ingest", "index": "distill", "distill": "distill", "pretrain": "pretrain",
-    "supervise": "supervise",
+    "held_out": "evaluate", "tokenizer": "tokenizer",
+    "ingest": "ingest", "index": "distill", "distill": "distill", "pretrain": "pretrain", "supervise": "supervise",
     "align": "reinforce", "reason": "reinforce", "self_distill": "reinforce",
     "evaluate": "evaluate", "report": "report",
 }  # fmt: skip

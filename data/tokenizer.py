@@ -1,11 +1,15 @@
-"""cl100k_base with the chat specials, whole or cut to its first merges for small vocabularies (paper §2, §3.1).
+"""cl100k_base with the chat specials, whole or cut to its first merges (paper §2, §3.1), or merges of a run's own.
 
 The ranks are in merge order, so the first N of them are a valid BPE vocabulary: each of its tokens is a merge of two
 earlier ones. Special tokens are never recognised in text: `<|im_end|>` in a document becomes some nine ordinary tokens,
 and only `data.chat_template` writes the special id.
+
+Trained ranks are a file of their own beside each `config.json` and `index.json` that names them by their digest, so
+that a checkpoint's folder is complete. Texts are split as for cl100k_base, but for the digits that a token may have.
 """
 
 import base64
+import binascii
 import functools
 import hashlib
 import importlib.metadata
@@ -15,20 +19,26 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tiktoken
+from pydantic import Field
 from tiktoken.load import read_file_cached
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.extras import how_to_install
+from nautile.common.files import write_atomically
 from nautile.common.input_files import open_regular
-from nautile.configs.base import fingerprint
-from nautile.configs.model import CHAT_SPECIALS, TokenizerConfig
+from nautile.configs.base import Section, fingerprint
+from nautile.configs.model import CHAT_SPECIALS, MOST_RANKS, Digits, TokenizerConfig, TrainedRanks
 
 RANKS_URL = "https://openaipublic.blob.core.windows.net/encodings/cl100k_base.tiktoken"
 RANKS_SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
 RANKS_BYTES = 1_681_126  # of the file
+RANKS_FILE = "ranks.tiktoken"  # trained ranks, in the form of that file: a token in base64 and its rank on each line
+LARGEST_RANKS_FILE = 2**28
+LONGEST_TOKEN = 128  # bytes, as in cl100k_base
 # How cl100k_base splits a text before merging (tiktoken_ext/openai_public.py).
 PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
@@ -39,19 +49,73 @@ LONG_TEXT = 100_000  # characters; the library's regex engine panics at some 600
 _LONG_SPACE = re.compile(r"[^\S\x1c-\x1f]{1000,}")
 
 
+class _SavedTrained(Section):
+    sha256: str
+    digits: Digits
+
+
+class _SavedTokenizer(Section):
+    """What an artifact with token ids says of its tokenizer: `TokenizerConfig.fields`."""
+
+    ranks: int = Field(ge=256, le=MOST_RANKS)
+    trained: _SavedTrained | None = None
+
+
+def pattern_of(digits: Digits) -> str:
+    """How a text is split before merging, with at most `digits` digits together."""
+    return PATTERN.replace("{1,3}", f"{{1,{digits}}}")
+
+
+def save_tokenizer(folder: Path, config: TokenizerConfig) -> dict[str, Any]:
+    """Write trained ranks into `folder`, if there are any; returns the fields for the file there that names them."""
+    fields = config.fields
+    if config.trained is not None:
+        write_atomically(folder / RANKS_FILE, config.trained.content)
+    return fields
+
+
+def read_tokenizer(fields: Any, folder: Path) -> TokenizerConfig:
+    """The tokenizer that a file in `folder` names by `fields`.
+
+    Raises pydantic's `ValidationError` for other fields than `save_tokenizer` returns, and `ConfigError` if the trained
+    ranks are not those that they name.
+    """
+    if not isinstance(fields, dict) or fields.get("trained") is None:
+        return TokenizerConfig.model_validate(fields)
+    saved, path = _SavedTokenizer.model_validate(fields), folder / RANKS_FILE
+    assert saved.trained is not None
+    try:
+        with open_regular(path) as file:
+            content = file.read(LARGEST_RANKS_FILE)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: the ranks of this tokenizer cannot be read ({error.strerror}); copy the file from the folder "
+            "that the others here come from"
+        ) from None
+    trained = TrainedRanks(content, saved.trained.digits)
+    if trained.sha256 != saved.trained.sha256:
+        raise ConfigError(f"{path}: is not the file of ranks that those beside it were made with (its sha256 differs)")
+    if len(_parsed(trained)) != saved.ranks:
+        raise ConfigError(f"{path}: has {len(_parsed(trained)):,} ranks, and its tokenizer {saved.ranks:,}")
+    return TokenizerConfig.of_trained(saved.ranks, trained)
+
+
 class Tokenizer:
     """Encodes text to token ids and decodes them. Create it with `tokenizer_for`; safe to use from several threads."""
 
     def __init__(self, config: TokenizerConfig, ranks: dict[bytes, int]) -> None:
-        self.config = config
+        self.config, trained = config, config.trained
+        self.pattern = pattern_of(trained.digits) if trained else PATTERN
         self.vocabulary: int = config.vocabulary
         self.specials: dict[str, int] = dict(zip(CHAT_SPECIALS, config.special_ids, strict=True))
         self.end_of_text, self.im_start, self.im_end, self.think_start, self.think_end = self.specials.values()
-        self.fingerprint: str = fingerprint({"ranks_sha256": RANKS_SHA256, "ranks": config.ranks, **self.specials})
+        origin = {"ranks_sha256": trained.sha256 if trained else RANKS_SHA256, "ranks": config.ranks}
+        digits = {"digits": trained.digits} if trained else {}
+        self.fingerprint: str = fingerprint({**origin, **digits, **self.specials})
         vocabulary_ranks = {token: rank for token, rank in ranks.items() if rank < config.ranks}
         self.encoding = tiktoken.Encoding(
-            f"cl100k_base/{config.ranks}",
-            pat_str=PATTERN,
+            f"{'trained' if trained else 'cl100k_base'}/{config.ranks}",
+            pat_str=self.pattern,
             mergeable_ranks=vocabulary_ranks,
             special_tokens=self.specials,
         )
@@ -62,11 +126,11 @@ class Tokenizer:
         """Token ids of `text`, which is ordinary text throughout: no special token is recognised."""
         if len(text) < LONG_TEXT:
             return self.encoding.encode_ordinary(text)
-        return [id_ for part in _apart_from_space(text) for id_ in self.encoding.encode_ordinary(part)]
+        return [id_ for part in apart_from_space(text) for id_ in self.encoding.encode_ordinary(part)]
 
     def encode_array(self, text: str) -> np.ndarray:
         """`encode` as a uint32 array, without a Python object per id."""
-        parts = [text] if len(text) < LONG_TEXT else _apart_from_space(text)
+        parts = [text] if len(text) < LONG_TEXT else apart_from_space(text)
         try:
             return np.concatenate([self.encoding.encode_to_numpy(part, disallowed_special=()) for part in parts])
         except UnicodeEncodeError:  # half a surrogate pair, which `encode` replaces
@@ -107,7 +171,7 @@ class Tokenizer:
 
     @functools.cached_property
     def longest(self) -> int:
-        """UTF-8 bytes of the longest token: 128 in the whole tokenizer."""
+        """UTF-8 bytes of the longest token: 128 in the whole cl100k_base."""
         return max(map(len, self._bytes.values()))
 
     @functools.cached_property
@@ -118,7 +182,7 @@ class Tokenizer:
         return lengths
 
 
-def _apart_from_space(text: str) -> Iterator[str]:
+def apart_from_space(text: str) -> Iterator[str]:
     """The text in parts that have the ids of the whole text; no part has long white space before another character."""
     begin = 0
     for space in _LONG_SPACE.finditer(text):
@@ -131,10 +195,38 @@ def _apart_from_space(text: str) -> Iterator[str]:
     yield text[begin:]
 
 
-@functools.lru_cache(maxsize=4)
 def tokenizer_for(config: TokenizerConfig) -> Tokenizer:
-    """The tokenizer of `config`, built once per process (0.4 s whole, 0.15 s cut)."""
-    return Tokenizer(config, _ranks())
+    """The tokenizer of `config`, built once per process (0.4 s whole, 0.15 s cut).
+
+    Raises `ConfigError` for one that has yet to be trained.
+    """
+    return _built(config.ranks, config.trained)
+
+
+@functools.lru_cache(maxsize=4)
+def _built(ranks: int, trained: TrainedRanks | None) -> Tokenizer:
+    if trained is None:
+        return Tokenizer(TokenizerConfig(ranks=ranks), _ranks())
+    return Tokenizer(TokenizerConfig.of_trained(ranks, trained), _parsed(trained))
+
+
+@functools.lru_cache(maxsize=4)
+def _parsed(trained: TrainedRanks) -> dict[bytes, int]:
+    """The ranks in a file that may come from anywhere. Raises `ConfigError` unless they are a vocabulary of bytes."""
+    lines = trained.content.splitlines()
+    try:
+        tokens = [base64.b64decode(token, validate=True) for token, _ in (line.split(b" ") for line in lines)]
+        in_order = all(int(line.split(b" ")[1]) == rank for rank, line in enumerate(lines))
+    except (ValueError, binascii.Error):
+        raise ConfigError(f"{RANKS_FILE}: has a line that is not a token in base64 and its rank") from None
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    every_byte = all(bytes([byte]) in ranks for byte in range(256))
+    if not (in_order and every_byte and len(ranks) == len(lines) and max(map(len, ranks)) <= LONGEST_TOKEN):
+        raise ConfigError(
+            f"{RANKS_FILE}: is no vocabulary of bytes: ranks from 0 on, distinct tokens of at most {LONGEST_TOKEN} "
+            "bytes, and each byte among them"
+        )
+    return ranks
 
 
 @functools.lru_cache(maxsize=1)

@@ -19,6 +19,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.text import first_line
 from nautile.configs.base import SeedName
 from nautile.configs.endpoint import with_fallbacks
+from nautile.configs.ingest import SourceConfig
 from nautile.configs.keys import with_local_files
 from nautile.configs.model import refuse_other_shape
 from nautile.configs.plugins import PLUGINS
@@ -40,6 +41,7 @@ from nautile.tasks.pretrain import START, pretrain
 from nautile.tasks.reinforce import align, reason, self_distill
 from nautile.tasks.report import report
 from nautile.tasks.supervise import supervise
+from nautile.tasks.tokenizer import tokenizer
 
 DAG_VARIABLE = "NAUTILE_DAG"
 # The stages that continue a checkpoint.
@@ -110,6 +112,11 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
 
     # Training text is screened for the benchmarks' questions (decontamination).
     questions = {"questions": Need("held_out", "questions")}
+    # Whatever tokenises text reads the tokenizer that the run trains, else its section; all later steps have it from
+    # the tokens and the checkpoint.
+    own = [_tokenizer_step(config)] if config.tokenizer.train else []
+    vocabulary = {} if own else section("tokenizer")
+    ids = {"tokenizer": Need("tokenizer", "tokenizer")} if own else {}
     # All sources of all phases are inputs, whichever phase reads them first: pretraining is one step.
     names = sorted({name for phase in config.pretrain.phases for name in phase.mixture})
     mixture = {name: Need("distill" if name == DISTILLED else f"ingest:{name}", "tokens") for name in names}
@@ -119,7 +126,8 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     drawn = seeds("data", "sampling")  # of the stages that draw problems and sample completions
     steps = [
         Step("held_out", held_out, _held_out_section(config), {}, "cpu"),
-        *_ingest_steps(config, section("tokenizer"), questions),
+        *own,
+        *_ingest_steps(config, vocabulary, questions | ids),
     ]
     if config.index is not None:
         exemplars = {"exemplars": Need(f"ingest:{_exemplar_source(config)}", "exemplars")}
@@ -130,8 +138,8 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
             Step(
                 "distill",
                 distill,
-                section("distill", "tokenizer", "index", row_length=config.ingest.row_length, endpoints=teachers),
-                {"retrieval": Need("index", "retrieval")} | questions,
+                section("distill", "index", row_length=config.ingest.row_length, endpoints=teachers, **vocabulary),
+                {"retrieval": Need("index", "retrieval")} | questions | ids,
                 resource_of(config.distill.endpoints),
             )
         )
@@ -283,10 +291,7 @@ def _ingest_steps(config: RunConfig, shared: dict[str, Any], questions: dict[str
     steps = []
     for number, source in enumerate(config.ingest.sources):
         section = {name: settings[name] for name in ("row_length", "deduplicate")}
-        # Shards are the same whatever is trained on.
-        section["source"] = {name: value for name, value in settings["sources"][number].items() if name != "train_on"}
-        if READERS[source.reader].generates and source.seed is None:
-            section["source"] |= {"seed": config.effective_seeds["data"]}
+        section["source"] = _source_section(config, number)
         needs, unwritten = dict(questions), []
         if across:
             earlier = config.ingest.sources[:number]
@@ -295,10 +300,42 @@ def _ingest_steps(config: RunConfig, shared: dict[str, Any], questions: dict[str
             unwritten.append("signatures")
         if not source.exemplars:
             unwritten.append("exemplars")
-        versions = reader_versions(source.reader)
+        versions = _source_versions(source)
         section = shared | {"ingest": section} | ({"versions": versions} if versions else {})
         steps.append(Step(f"ingest:{source.name}", ingest, section, needs, "cpu", tuple(unwritten)))
     return steps
+
+
+def _source_section(config: RunConfig, number: int) -> dict[str, Any]:
+    """A source as a step reads it; its texts are the same whatever is trained on."""
+    source = config.ingest.sources[number]
+    section = source.model_dump(mode="json", exclude={"train_on"})
+    if READERS[source.reader].generates and source.seed is None:
+        section |= {"seed": config.effective_seeds["data"]}
+    return section
+
+
+def _source_versions(source: SourceConfig) -> dict[str, int | str]:
+    """What the key of a step holds of how a source is read and filtered: nothing of the first versions."""
+    return reader_versions(source.reader) | ({"languages": 2} if source.languages else {})
+
+
+def _tokenizer_step(config: RunConfig) -> Step:
+    """The training of a tokenizer, which reads the sources that it names."""
+    assert config.tokenizer.train is not None
+    names, sources = config.tokenizer.train.megabytes, config.ingest.sources
+    # How rows become shards, validation and exemplars does not matter to it.
+    unread = ("validation_share", "exemplars", "rows_per_shard")
+    read = {
+        source.name: {name: value for name, value in _source_section(config, number).items() if name not in unread}
+        for number, source in enumerate(sources)
+        if source.name in names
+    }
+    versions: dict[str, int | str] = {}
+    for source in sources:
+        versions |= _source_versions(source) if source.name in names else {}
+    section = {"tokenizer": config.tokenizer.model_dump(mode="json"), "sources": read}
+    return Step("tokenizer", tokenizer, section | ({"versions": versions} if versions else {}), {}, "cpu")
 
 
 def _exemplar_source(config: RunConfig) -> str:

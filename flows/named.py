@@ -7,6 +7,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.text import did_you_mean
 from nautile.configs.training import TRAINED
 from nautile.data.label_set import HEAD, LABELS, read_label_set
+from nautile.data.tokenizer import RANKS_FILE
 from nautile.store.add import add_files, check_plain
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.mirror import open_store
@@ -88,8 +89,8 @@ def add_model(store: Store, folder: Path, kind: str) -> Artifact:
     from nautile.model.weights.files import CONFIG, DIGESTS, WEIGHTS, load_weights, read_digests
 
     if kind == "checkpoint":
-        # A tuned checkpoint also has its labels and its classification head; without them it would be a plain one.
-        names = [CONFIG, WEIGHTS, *(name for name in (LABELS, HEAD) if os.path.lexists(folder / name))]
+        # A trained tokenizer's ranks. A tuned checkpoint's labels and head: without them it would be a plain one.
+        names = [CONFIG, WEIGHTS, *(name for name in (RANKS_FILE, LABELS, HEAD) if os.path.lexists(folder / name))]
         check_plain(folder, names)
         # Reading the files checks them, the weights against config.json, before anything is copied.
         load_weights(folder)

@@ -29,6 +29,7 @@ from nautile.common.commands import retry_command
 from nautile.common.errors import ConfigError
 from nautile.common.files import write_json
 from nautile.common.processes import give_way, thread_beside
+from nautile.configs.model import CL100K_RANKS
 from nautile.configs.schema import RunConfig
 from nautile.flows.dag import Need, Step
 from nautile.flows.forms import ConfigName, Overrides, RunName, StageName, begin_process, failed_state, run_name
@@ -294,13 +295,16 @@ def request_of(store: Store, config: RunConfig, steps: Sequence[Step], force: bo
 
     multihost = config.launch.stages if config.launch.processes > 1 else ()  # one process cannot compile their programs
     later = [step for step in steps if step.stage.compile_ahead and step.stage.name not in multihost and to_come(step)]
+    # cl100k_base's first ranks have the ids of trained ones, except for all of them.
+    if config.tokenizer.train and config.tokenizer.ranks >= CL100K_RANKS:
+        return None
     if not later or not any(step.label == "pretrain" and to_come(step) for step in steps):
         return None
     return AheadRequest(
         parent=os.getpid(),
         store=str(store.root),
         model=config.model.model_dump(mode="json"),
-        tokenizer=config.tokenizer.model_dump(mode="json"),
+        tokenizer={"ranks": config.tokenizer.ranks},  # of one to be trained: its ids alone count
         steps=[(step.stage.name, step.section, str(store.staging_files(step.key).folder)) for step in later],
     )
 

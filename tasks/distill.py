@@ -12,7 +12,6 @@ from nautile.common.files import sha256_of, write_json, write_text
 from nautile.common.text import amount, size, visible
 from nautile.configs.distill import DistillConfig, IndexConfig
 from nautile.configs.endpoint import EndpointConfig
-from nautile.configs.model import TokenizerConfig
 from nautile.data.distill.prompts import check_prompt_set
 from nautile.data.distill.run import DOCUMENTS, distill_prompts
 from nautile.data.distill.stats import BINS, DistillStats, distill_facts
@@ -38,6 +37,7 @@ from nautile.tasks.reporting.render import (
     html_page,
     markdown,
 )
+from nautile.tasks.tokenizer import tokenizer_of
 
 VALIDATION_SHARE = 0.01
 ROWS_PER_SHARD = 4096
@@ -166,13 +166,12 @@ def _index(job: Job, encoder: Any, neighbours: int) -> ExemplarIndex:
 def _tokenise(job: Job) -> PublishedTokens:
     """Tokenise the documents into shards. Raises `ConfigError` for a bad `row_length`."""
     paths = sorted(job.output("documents").glob(DOCUMENTS))
-    tokenizer = job.part("tokenizer", TokenizerConfig)
     try:
         row_length = TypeAdapter(PositiveInt).validate_python(job.section.get("row_length"))
     except ValidationError as error:
         raise ConfigError(f"stage distill: `row_length`: {error.errors()[0]['msg']}") from None
     plan = CorpusPlan(
-        tokenizer=tokenizer,
+        tokenizer=tokenizer_of(job),
         form="synth",
         row_length=row_length,
         rows_per_shard=ROWS_PER_SHARD,

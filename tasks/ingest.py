@@ -17,7 +17,6 @@ from typing import Any
 from nautile.common.errors import ConfigError
 from nautile.common.files import write_atomically
 from nautile.configs.ingest import IngestConfig, IngestPart, SourceConfig
-from nautile.configs.model import TokenizerConfig
 from nautile.data.screening import duplicates
 from nautile.data.screening.contamination import load_contamination_index
 from nautile.data.screening.corpus_copies import find_copies, publish_signatures
@@ -41,6 +40,7 @@ from nautile.data.tokens.losses import LOST, losses_line
 from nautile.tasks.engine.fanout import FanOut, finished_items, skipped_items
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import stage
+from nautile.tasks.tokenizer import tokenizer_of
 
 TOKENISE, PACK = "tokenise", "pack"
 AGAINST = "against."  # prefix of the inputs that are signatures of sources earlier in the configuration
@@ -220,7 +220,7 @@ def _plan(job: Job) -> CorpusPlan:
     part = _part(job)
     source = part.source
     return CorpusPlan(
-        tokenizer=job.part("tokenizer", TokenizerConfig),
+        tokenizer=tokenizer_of(job),
         form=source.form,
         row_length=part.row_length,
         rows_per_shard=source.rows_per_shard,

@@ -8,7 +8,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import read_json
 from nautile.common.text import amount
 from nautile.configs.base import OptimizerConfig
-from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.configs.model import ModelConfig
 from nautile.configs.training import PretrainConfig
 from nautile.data.tokens.shards import read_index
 from nautile.store.layout import StagingFiles
@@ -97,7 +97,8 @@ def snapshot(job: Job) -> None:
     model = ModelConfig.model_validate(identity["model"])
     like = state_like(model, OptimizerConfig.model_validate(identity["pretrain"]["optimizer"]))
     state, extra = read_step(folder, job.section["step"], like)
-    tokenizer = TokenizerConfig(ranks=identity["tokenizer"]["ranks"])
+    tokens = next(folder for name, folder in job.inputs.items() if name != START)
+    tokenizer = read_index(tokens, whole=False).tokenizer
     save_weights(job.output("checkpoint"), state.params, model, tokenizer)
     facts = {"steps": job.section["step"], "rows_drawn": extra.get("rows_drawn", {})}
     job.describe("checkpoint", **facts, of=job.section["of"], stand_ins=[])

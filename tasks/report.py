@@ -17,6 +17,7 @@ from nautile.configs.rewards import DEFAULT_REWARD
 from nautile.configs.stages import STAGES
 from nautile.configs.training import TRAINED
 from nautile.configs.vendors import is_judge
+from nautile.data.bpe_training import bytes_per_token_rows
 from nautile.data.tokens.source_reading import COLUMNS, READING, SourceReading, reading_rows
 from nautile.evals.scoring.scores import marked_title
 from nautile.evals.tables.ladder import gains_in_words, ladder_table, verdict
@@ -237,7 +238,7 @@ def _stage_sections(data: Facts) -> Iterator[ReportSection]:
     for heading in dict.fromkeys(found.heading for found in described):
         under = {found.name: found for found in described if found.heading == heading}
         stages = [row for row in data["stages"] if row["stage"] in under]
-        before = _each(stages, _readings, _without_update, _reward, _judge, _calibrations)
+        before = _each(stages, _tokenizer, _readings, _validation, _without_update, _reward, _judge, _calibrations)
         after = _each(stages, _curricula, _counts, _distillation)
         yield ReportSection(heading, (*before, *_charts(data["curves"], under), *after))
 
@@ -445,6 +446,29 @@ def _curricula(row: Facts) -> Iterator[LineChart]:
     yield LineChart(f"{row['label']}: weight by solve rate", series, "weight", x_label="solve rate of the problem")
 
 
+def _tokenizer(row: Facts) -> Iterator[ResultTable]:
+    if facts := row["facts"].get("tokenizer"):
+        columns, rows = bytes_per_token_rows(facts)
+        yield ResultTable("Bytes of text in a token", columns, tuple(rows), (_MEASURED_ASIDE,))
+
+
+_MEASURED_ASIDE = (
+    "On documents of the sample that the ranks were not trained on; more bytes in a token are fewer tokens of a text. "
+    "The sample is the first rows of each source, not screened for copies or for the benchmarks' questions."
+)
+
+
+def _validation(row: Facts) -> Iterator[ResultTable]:
+    """The last validation: by token, and by byte, which can be compared with another tokenizer's."""
+    if sources := row["facts"].get("checkpoint", {}).get("validation"):
+        names = ("loss", "bits_per_byte")
+        rows = tuple((source, *(_number(values.get(name)) for name in names)) for source, values in sources.items())
+        yield ResultTable(f"{row['label']}: validation", ("Source", "Nats per token", "Bits per byte"), rows, (_BITS,))
+
+
+_BITS = "Losses per token can be compared only between runs of one tokenizer, bits per byte between all of them."
+
+
 def _readings(row: Facts) -> Iterator[ResultTable]:
     if readings := row["facts"].get("checkpoint", {}).get(READING):
         sources = {name: SourceReading(**values) for name, values in readings.items()}
@@ -470,8 +494,8 @@ def _numbers(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
     """The numbers in nested facts, with the path to each as its name; of a list, those of its last member."""
     for name, value in facts.items():
         path = f"{before}{_words(name)}"
-        if name in ("curriculum", READING):
-            continue  # shown as a chart, and as a table of its own
+        if name in ("curriculum", READING, "validation"):
+            continue  # shown as a chart, and as tables of their own
         if isinstance(value, list) and value and isinstance(value[-1], dict):
             value, path = value[-1], f"{path}, last"
         if isinstance(value, dict):
@@ -497,7 +521,7 @@ def _distillation(row: Facts) -> Iterator[ReportBlock]:
 
 
 def _kept_out(screening: Facts) -> Iterator[ReportBlock]:
-    """Held-out questions, overlaps with them, and copies; nothing if no text was screened."""
+    """Held-out questions, overlaps with them, copies and filtered documents; nothing if no text was screened."""
     questions, overlaps = screening["questions"], screening["overlaps"]
     if questions:
         notes = (
@@ -519,10 +543,10 @@ def _kept_out(screening: Facts) -> Iterator[ReportBlock]:
         )
         columns = ("Benchmark", "Questions", *(f"Overlaps in {label}" for label in labels))
         yield ResultTable("Held-out questions", columns, rows, notes)
-    if any(any(counts.values()) for counts in screening["copies"].values()):
-        rows = tuple((label, *map(_count, counts.values())) for label, counts in screening["copies"].items())
-        columns = ("Source", "Exact copies", "Near copies", "Exact, of another source", "Near, of another source")
-        yield ResultTable("Copies left out", columns, rows)
+    if any(any(counts.values()) for counts in screening["left_out"].values()):
+        rows = tuple((label, *map(_count, counts.values())) for label, counts in screening["left_out"].items())
+        copies = ("Exact copies", "Near copies", "Exact, of another source", "Near, of another source")
+        yield ResultTable("Left out of each source", ("Source", *copies, "Other language", "Low score"), rows)
     if screening["hits"]:
         yield Samples("What overlapped a benchmark", [_overlap(hit) for hit in screening["hits"]])
 

@@ -30,6 +30,7 @@ from nautile.data.records import (
     from_dict,
     schema_columns,
 )
+from nautile.data.screening.language import detect_language
 from nautile.data.sources.hub import SourceFile, count_hub_rows, fetch_hub_file, list_hub_files, named_in_errors
 from nautile.data.sources.local_files import (
     count_jsonl_rows,
@@ -81,19 +82,30 @@ def check_source(source: SourceConfig) -> None:
 def read_file(source: SourceConfig, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
     """Read one file and apply the language and score filters of `source`; dropped rows are counted in the batches.
 
-    A row whose language or score is unknown is dropped too. A file of the Hub is downloaded into `folder`, then
-    removed. Raises `ConfigError` for a file that cannot be read, `Retryable` for a temporary failure.
+    A row without a score is dropped too. Where a row does not say its language, it is detected, and a text that leaves
+    it open stays. A file of the Hub is downloaded into `folder`, then removed. Raises `ConfigError` for a file that
+    cannot be read, `Retryable` for a temporary failure.
     """
+    known = (*source.languages, None)
     for batch in _corpus(source).batches(file, folder):
         if source.languages:
-            languages = batch.columns["language"]
-            batch = batch.select([i for i, code in enumerate(languages) if code in source.languages], "language")
+            batch = batch.select([i for i, code in enumerate(_languages(batch)) if code in known], "language")
         if (minimum := source.minimum_score) is not None:
             # A text is no score, even one of digits; JSON lines and Parquet may have any value here.
             numbers = [(i, n) for i, n in enumerate(batch.columns["score"]) if isinstance(n, int | float | Decimal)]
             passing = [i for i, number in numbers if number >= minimum]
             batch = batch.select(passing, "score")
         yield batch
+
+
+def _languages(batch: RecordBatch) -> Iterator[str | None]:
+    """The language of each usable row: what it says itself, else that of its text; None: not certain.
+
+    Of an exercise the message and the answer count: many a reasoning in English belongs to another language.
+    """
+    texts = iter(batch.texts()) if batch.form == "web" else (f"{ask}\n{answer}" for ask, _, answer in batch.turns())
+    for code, text in zip(batch.columns["language"], texts, strict=True):
+        yield detect_language(text) if code is None else code
 
 
 def synth_record(problem: Problem) -> SynthRecord:

@@ -489,8 +489,8 @@ def _checked_index(name: str, folder: Path, tokenizer: TokenizerConfig, remote: 
     index = read_index(folder, whole=remote is None)
     if index.fingerprint != tokenizer_for(tokenizer).fingerprint:
         raise ConfigError(
-            f"tokens artifact {folder} (source {name!r}) was written with tokenizer.ranks "
-            f"{index.tokenizer.ranks}, this run has {tokenizer.ranks}; {REBUILD}"
+            f"tokens artifact {folder} (source {name!r}) was written with another tokenizer (ranks "
+            f"{index.tokenizer.ranks}, and this run has {tokenizer.ranks}); {REBUILD}"
         )
     if remote is None and index.total("bytes") <= DIGEST_LIMIT:
         verify_shards(folder, index)

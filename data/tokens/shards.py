@@ -25,7 +25,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import INDEX_LIMIT, atomic_path, file_size, read_bounded_text, sha256_of, write_atomically
 from nautile.configs.base import TrainOn
 from nautile.configs.model import TokenizerConfig
-from nautile.data.tokenizer import tokenizer_for
+from nautile.data.tokenizer import read_tokenizer, save_tokenizer, tokenizer_for
 
 BLOCK = 128  # rows per block; a block's maximum of free space decides whether its rows are searched
 
@@ -296,7 +296,7 @@ def write_index(folder: Path, index: ShardIndex) -> None:
             file.write(pairs.data)
     plain: dict[str, Any] = {
         "format": FORMAT,
-        "tokenizer": index.tokenizer.model_dump(mode="json"),
+        "tokenizer": save_tokenizer(folder, index.tokenizer),
         "fingerprint": index.fingerprint,
         "row_length": index.row_length,
         "form": index.form,
@@ -334,7 +334,7 @@ def read_index(folder: Path, *, whole: bool = True) -> ShardIndex:
         if plain["format"] != FORMAT:
             raise ConfigError(f"tokens artifact {folder}: format {plain['format']!r}, not {FORMAT!r}; {REBUILD}")
         index = ShardIndex(
-            tokenizer=TokenizerConfig.model_validate(plain["tokenizer"]),
+            tokenizer=read_tokenizer(plain["tokenizer"], folder),
             fingerprint=plain["fingerprint"],
             row_length=plain["row_length"],
             form=plain["form"],

@@ -202,10 +202,12 @@ def refuse_other_tokenizer(
     folder: Path, model: ModelConfig, tokenizer: TokenizerConfig, expected: TokenizerConfig | None
 ) -> None:
     """Raise `ConfigError` for a tokenizer other than `expected` (None: any), or too large for the model in `folder`."""
-    if expected is not None and tokenizer != expected:
+    # One that the configuration's run trains can only be compared by its size.
+    if expected and (tokenizer.ranks != expected.ranks or (expected.train is None and tokenizer != expected)):
+        own = f"{tokenizer.ranks} {'trained ' if tokenizer.trained else ''}ranks"
         raise ConfigError(
-            f"{folder}: the checkpoint has a tokenizer of {tokenizer.ranks} ranks, the configuration's has "
-            f"{expected.ranks}; evaluate it with its own tokenizer"
+            f"{folder}: the checkpoint has a tokenizer of {own}, the configuration's has {expected.ranks}; evaluate it "
+            "with its own tokenizer"
         )
     if tokenizer.vocabulary > model.vocabulary:
         raise ConfigError(

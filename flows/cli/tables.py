@@ -13,7 +13,8 @@ from rich.tree import Tree
 
 from nautile.common.commands import shell_command
 from nautile.common.text import amount, counted, duration, size, visible
-from nautile.flows.render import FittingTable, relative, text_table
+from nautile.data.bpe_training import bytes_per_token_rows
+from nautile.flows.render import FittingTable, query_table, relative, text_table
 from nautile.store.manifest import short_commit
 
 SHOWN_INPUTS = 3  # differing inputs printed per step
@@ -143,7 +144,11 @@ def manifest_view(manifest: dict[str, Any]) -> RenderableType:
     files = text_table("file", "size", "sha256")
     for name, record in manifest["files"].items():
         files.add_row(Text(name), size(record["bytes"]), record["sha256"][:16])
-    return Group(head, Text(), Text("facts", style="bold"), Pretty(manifest["facts"]), Text(), files)
+    facts: list[RenderableType] = [Pretty(manifest["facts"])]
+    if manifest["stage"] == "tokenizer":
+        columns, rows = bytes_per_token_rows(manifest["facts"])
+        facts += [Text(), Text("bytes of text in a token", style="bold"), query_table(list(columns), rows)]
+    return Group(head, Text(), Text("facts", style="bold"), *facts, Text(), files)
 
 
 def lineage_tree(rows: list[dict[str, Any]]) -> RenderableType:

@@ -5,7 +5,8 @@ from typing import Any
 
 from nautile.common.errors import ConfigError
 from nautile.configs.model import ModelConfig, TokenizerConfig
-from nautile.data.tokenizer import PATTERN, Tokenizer, tokenizer_for
+from nautile.data.bpe_training import byte_letters, library_pattern
+from nautile.data.tokenizer import Tokenizer, tokenizer_for
 from nautile.model.layers.common import Params
 from nautile.model.weights.files import load_weights
 
@@ -46,8 +47,7 @@ def tokenizer_json(tokenizer: Tokenizer, *, padding: bool = False) -> dict[str, 
         for token in sorted(ranks, key=lambda token: ranks[token])
         if len(token) > 1
     ]
-    # In the library's regex dialect (Oniguruma) `{1,3}+` is a repetition, and `$` also matches before a newline.
-    regex = PATTERN.replace("{1,3}+", "{1,3}").replace("$", r"\z")
+    regex = library_pattern(tokenizer.pattern)
     return {
         "version": "1.0",
         "truncation": None,
@@ -78,13 +78,6 @@ def tokenizer_json(tokenizer: Tokenizer, *, padding: bool = False) -> dict[str, 
             "merges": merges,
         },
     }  # fmt: skip
-
-
-def byte_letters() -> list[str]:
-    """The printable letter of each byte in byte-level BPE files: the byte's own character, or one from U+0100 on."""
-    plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
 
 
 def _parents(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:

@@ -345,7 +345,7 @@ def identity(pretraining: Pretraining) -> dict[str, Any]:
     dump, tokenizer, start = pretraining.config.model_dump(mode="json"), pretraining.tokenizer, pretraining.start
     return {
         **key_fields({"model": pretraining.model.model_dump(mode="json")}),
-        "tokenizer": {**tokenizer.model_dump(mode="json"), "fingerprint": tokenizer_for(tokenizer).fingerprint},
+        "tokenizer": {**tokenizer.fields, "fingerprint": tokenizer_for(tokenizer).fingerprint},
         "data": {name: sha256_of(path / "index.json") for name, path in sorted(pretraining.sources.items())},
         "pretrain": {name: dump[name] for name in ("phases", "batch_rows", "optimizer", "z_loss")},
         "seeds": {"data": pretraining.data_seed, "weights": pretraining.weights_seed},

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_bounded_json
 from nautile.configs.model import ModelConfig, TokenizerConfig
-from nautile.data.tokenizer import tokenizer_for
+from nautile.data.tokenizer import read_tokenizer, tokenizer_for
 from nautile.model.layers.common import Params
 from nautile.model.weights.author_shapes import author_shapes, spectrum_shapes
 from nautile.model.weights.files import LARGEST
@@ -157,7 +157,7 @@ def author_fields(model: ModelConfig, tokenizer: TokenizerConfig) -> dict[str, A
         **({"seqcond_ratio": ratio} if model.pattern == "S" * ratio + "A" else {}),
         **{author_name: values[name_here] for author_name, name_here in FIELD_NAMES.items()},
         **{name: values[name] for name in EXTRA_FIELDS},
-        "tokenizer_ranks": tokenizer.ranks,
+        **{f"tokenizer_{name}": value for name, value in tokenizer.fields.items()},
         "tokenizer_fingerprint": tokenizer_for(tokenizer).fingerprint,
     }
 
@@ -201,7 +201,8 @@ def read_author_config(
         raise ConfigError(f"{path}: `qk_norm_eps` {table['qk_norm_eps']!r}: this model has one epsilon for these norms")
     try:
         if "tokenizer_ranks" in table:
-            tokenizer = TokenizerConfig.model_validate({"ranks": table["tokenizer_ranks"]})
+            named = {name: table[f"tokenizer_{name}"] for name in ("ranks", "trained") if f"tokenizer_{name}" in table}
+            tokenizer = read_tokenizer(named, path.parent)
             rows = _integer(path, table, "vocab_size")
             if rows is None or rows <= tokenizer.vocabulary:
                 raise ConfigError(

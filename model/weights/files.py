@@ -1,5 +1,6 @@
 """Reads and writes `checkpoint` artifacts: `weights.safetensors` (float32, dotted names, sorted) and `config.json`.
 
+With a tokenizer that was trained, its ranks are a third file.
 Equal weights give equal bytes: safetensors orders the tensors, and the header has no free-form metadata, which would be
 written in hash order.
 """
@@ -22,6 +23,7 @@ from nautile.common.files import atomic_path, read_bounded_json, sha256_of, writ
 from nautile.common.input_files import check_regular
 from nautile.common.text import first_line
 from nautile.configs.model import MOST_LAYERS, ModelConfig, TokenizerConfig
+from nautile.data.tokenizer import read_tokenizer, save_tokenizer
 from nautile.model.layers.common import Params
 from nautile.model.nautile import shapes
 
@@ -33,7 +35,7 @@ LARGEST = 2**24  # largest dimension, so that products fit into 64 bits; shapes 
 
 
 def save_weights(folder: Path, params: Params, model: ModelConfig, tokenizer: TokenizerConfig) -> None:
-    """Write the two files of a checkpoint into `folder` (created if absent), atomically, weights first.
+    """Write the files of a checkpoint into `folder` (created if absent), atomically, weights first.
 
     Raises `ConfigError`, before writing anything, if a weight is not finite: no run may start from such weights.
     """
@@ -42,11 +44,12 @@ def save_weights(folder: Path, params: Params, model: ModelConfig, tokenizer: To
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_path(folder / WEIGHTS) as temporary:
         save_file(arrays, temporary)
+    tokenizer_fields = save_tokenizer(folder, tokenizer)
     # A folder without config.json is no checkpoint, so it is written last.
     settings = {
         "format": FORMAT,
         "model": model.model_dump(mode="json"),
-        "tokenizer": tokenizer.model_dump(mode="json"),
+        "tokenizer": tokenizer_fields,
     }
     write_text(folder / CONFIG, json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
@@ -114,7 +117,7 @@ def read_config(path: Path) -> tuple[ModelConfig, TokenizerConfig]:
         for name, value in model:
             if isinstance(value, int) and value > LARGEST:
                 raise ConfigError(f"{path}: `model.{name}`: {value} is more than any model has")
-        tokenizer = TokenizerConfig.model_validate(table["tokenizer"])
+        tokenizer = read_tokenizer(table["tokenizer"], path.parent)
         return model.with_tokenizer(tokenizer), tokenizer
     except (KeyError, TypeError):
         raise ConfigError(f"{path}: lacks one of `format`, `model`, `tokenizer`") from None

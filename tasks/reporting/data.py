@@ -32,7 +32,10 @@ LONGEST_SAMPLE = 1200
 OVERLAPS_FILE = "contamination.jsonl"  # of a `tokens` artifact
 OVERLAPS_SHOWN = 3  # per benchmark and artifact
 OVERLAPS_READ = 10_000  # at most so many lines of the file
-COPIES = ("duplicate", "near_duplicate", "duplicate_elsewhere", "near_duplicate_elsewhere")
+# Of a source's documents: its copies, and what its filters drop.
+LEFT_OUT = (
+    "duplicate", "near_duplicate", "duplicate_elsewhere", "near_duplicate_elsewhere", "language", "score",
+)  # fmt: skip
 
 _CALLS = """
 SELECT execution, endpoint, model, purpose, count(*) AS calls, count(*) FILTER (cached) AS cached,
@@ -145,19 +148,19 @@ def spending(catalog: Catalog, labels: Mapping[str, str]) -> tuple[dict[str, Fac
 
 
 def screening(artifacts: Sequence[tuple[str, str, Path, Mapping[str, Any]]]) -> Facts:
-    """Benchmark questions, and by label the overlaps with them and the copies.
+    """Benchmark questions, and by label the overlaps with them, the copies, and what filters dropped.
 
     `artifacts`: (label, kind, folder, facts) of each.
 
     A label is present only if its text was screened: what was not searched for is absent, not zero.
     """
-    result: Facts = {"questions": {}, "overlaps": {}, "hits": [], "copies": {}}
+    result: Facts = {"questions": {}, "overlaps": {}, "hits": [], "left_out": {}}
     for label, kind, folder, facts in artifacts:
         if kind == "questions":
             names = ("questions", "benchmarks", "too_short", "boilerplate")
             result["questions"] = {name: facts[name] for name in names}
         if kind == "tokens" and "rejected" in facts:
-            result["copies"][label] = {reason: facts["rejected"].get(reason, 0) for reason in COPIES}
+            result["left_out"][label] = {reason: facts["rejected"].get(reason, 0) for reason in LEFT_OUT}
         if isinstance(facts.get("contaminated"), Mapping):
             result["overlaps"][label] = dict(facts["contaminated"])
         if kind == "documents":

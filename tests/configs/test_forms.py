@@ -169,7 +169,7 @@ OWN_NAMES = re.compile(
 HARMLESS = re.compile(
     r"^(name|model\.pattern|ingest\.sources\.reader|schedule\.\w+|\w+\.start|reason\.objective|\w+\.reward"
     r"|distill\.teachers\.template|pretrain\.phases\.\w+|\w+\.policy\.train"
-    r"|.*\.(name|license|subset|split|revision|frame|columns|languages|parameters))$"
+    r"|.*\.(name|license|subset|split|revision|frame|columns|languages|parameters|megabytes))$"
 )
 
 

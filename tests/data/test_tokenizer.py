@@ -56,7 +56,7 @@ def test_whole_it_is_cl100k(text):
 def test_parts_apart_from_long_white_space_have_the_ids_of_the_whole(text):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_LONG_SPACE", re.compile(module._LONG_SPACE.pattern.replace("1000", "3")))
-        parts = list(module._apart_from_space(text))
+        parts = list(module.apart_from_space(text))
     assert "".join(parts) == text
     whole = tokenizer_for(TokenizerConfig())
     assert [id_ for part in parts for id_ in whole.encode(part)] == whole.encode(text)

@@ -45,6 +45,9 @@ LABELS = [
 ]
 
 
+OWN_TOKENIZER = {"ranks": 2048, "train": {"megabytes": {"synth": 1.0}}}
+
+
 def alone(config: RunConfig) -> dict:
     """Each source by itself: none is compared with an earlier one."""
     return {**config.ingest.model_dump(), "deduplicate": {"across": False}}
@@ -118,6 +121,29 @@ def test_a_later_source_reads_the_signatures_of_the_earlier_ones(toy):
     apart = {step.label: step for step in build_dag(config, toy_dag)}
     assert apart["ingest:wikipedia"].outputs == ("tokens",)
     assert set(apart["ingest:synth"].needs) == {"questions"}
+
+
+def test_a_tokenizer_of_its_own_is_read_by_what_tokenises_and_depends_on_the_sources_that_it_reads(toy):
+    own = RunConfig.model_validate({**toy.model_dump(), "tokenizer": {**OWN_TOKENIZER, "ranks": 300}})
+    steps = {step.label: step for step in build_dag(own)}
+    reading = {label for label, step in steps.items() if Need("tokenizer", "tokenizer") in step.needs.values()}
+    assert reading == {"ingest:wikipedia", "ingest:synth", "distill", "report"}
+    assert not any("tokenizer" in steps[label].section for label in reading)
+
+    def moved(**changes) -> bool:
+        sources = own.model_dump()["ingest"]["sources"]
+        sources = [source | changes.get(source["name"], {}) for source in sources]
+        ingest = {**own.ingest.model_dump(), "sources": sources}
+        config = RunConfig.model_validate({**own.model_dump(), "ingest": ingest})
+        return next(step for step in build_dag(config) if step.label == "tokenizer").key != steps["tokenizer"].key
+
+    assert moved(synth={"records": 7})
+    assert not moved(
+        synth={"train_on": "replies", "validation_share": 0.5, "rows_per_shard": 3}, wikipedia={"records": 7}
+    )
+    unknown = {"ranks": 300, "train": {"megabytes": {"books": 1}}}
+    with pytest.raises(ValidationError, match=r"tokenizer\.train\.megabytes: ingest\.sources has none named books"):
+        RunConfig.model_validate({**toy.model_dump(), "tokenizer": unknown})
 
 
 def test_how_many_items_are_asked_moves_no_training(toy):
@@ -452,7 +478,10 @@ def test_a_stage_is_known_by_its_name_and_found_by_its_child_process(local):
 
 
 def test_there_is_an_operation_for_every_stage_and_for_no_other(local):
-    assert set(STAGES) - {"supervise"} == {step.stage.name for step in build_dag(local)}
+    supervise = {"problems": {"source": "gsm8k", "license": "MIT"}, "optimizer": {}}
+    optional = local.model_dump() | {"tokenizer": OWN_TOKENIZER, "supervise": supervise}
+    assert set(STAGES) == {step.stage.name for step in build_dag(RunConfig.model_validate(optional))}
+    assert set(STAGES) - {"tokenizer", "supervise"} == {step.stage.name for step in build_dag(local)}
 
 
 def test_a_fallback_is_in_the_section_of_the_stage_that_may_use_it():

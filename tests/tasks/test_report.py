@@ -360,8 +360,8 @@ def test_what_was_kept_out_of_training_is_listed_by_benchmark_and_example(data, 
     result = data["screening"]
     assert result["questions"] == {"questions": 1, "benchmarks": {"arc": 1}, "too_short": 1, "boilerplate": 0}
     assert result["overlaps"] == {"ingest:wikipedia": {"arc": 2}, "ingest:synth": {"arc": 2}}
-    assert result["copies"]["ingest:synth"]["duplicate"] == 3
-    assert "distill" not in result["copies"]  # it was not searched: absent, not zero
+    assert result["left_out"]["ingest:synth"]["duplicate"] == 3
+    assert "distill" not in result["left_out"]  # it was not searched: absent, not zero
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert "Kept out of training" in text
     assert "if both share thirteen consecutive words" in text

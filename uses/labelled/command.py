@@ -68,10 +68,9 @@ def extract(
 ) -> None:
     """Extract a JSON document from every text, constrained to a schema, and check it against the text."""
     from nautile.common.files import read_bounded_json
-    from nautile.configs.model import TokenizerConfig
     from nautile.data.json_schema import entity_schema
     from nautile.data.label_set import read_label_set
-    from nautile.data.tokenizer import tokenizer_for
+    from nautile.data.tokenizer import read_tokenizer, tokenizer_for
     from nautile.model.decoding.constrained import Constraint
     from nautile.uses.extract.stage import REASONS, ROWS
     from nautile.uses.extract.stage import extract as stage
@@ -83,7 +82,7 @@ def extract(
         # The schema is checked here, in the operator's terminal, because a mistake in it would otherwise show in the
         # log of the step's process.
         shape = read_bounded_json(schema)
-        tokenizer = TokenizerConfig.model_validate(read_bounded_json(artifact.path / "config.json")["tokenizer"])
+        tokenizer = read_tokenizer(read_bounded_json(artifact.path / "config.json")["tokenizer"], artifact.path)
         Constraint(tokenizer_for(tokenizer), shape, str(schema))  # raises for an unusable schema
     else:
         labels = read_label_set(artifact.path)

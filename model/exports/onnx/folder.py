@@ -14,6 +14,7 @@ from nautile.common.files import read_bounded_json, sha256_of, write_text
 from nautile.configs.model import ModelConfig
 from nautile.data.chat_template import encode_prompt
 from nautile.data.label_set import copy_label_set, read_label_set
+from nautile.data.tokenizer import save_tokenizer
 from nautile.model.exports.tokenizer_files import TOKENIZER, load_with_tokenizer, tokenizer_json
 from nautile.model.weights.files import (
     CONFIG,
@@ -68,7 +69,7 @@ def export_onnx(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
     settings = {
         "format": FORMAT,
         "model": model.model_dump(mode="json"),
-        "tokenizer": tokenizer_config.model_dump(mode="json"),
+        "tokenizer": save_tokenizer(out, tokenizer_config),
         "onnx": {"bits": bits, "weights_sha256": weights_sha256},
         "chat": {
             "prompt": tokenizer.decode(encode_prompt(tokenizer, "{query}")),

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from nautile.common.files import atomic_path, write_text
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.data.label_set import copy_label_set, refuse_head
-from nautile.data.tokenizer import Tokenizer
+from nautile.data.tokenizer import Tokenizer, save_tokenizer
 from nautile.model.exports.tokenizer_files import PAD, TOKENIZER, TOKENIZER_CONFIG, load_with_tokenizer, tokenizer_json
 from nautile.model.weights.author_layout import author_fields, to_author
 from nautile.model.weights.files import CONFIG, refuse_occupied, write_digests
@@ -94,6 +94,7 @@ def export_transformers(checkpoint: Path, out: Path) -> list[Path]:
         shutil.copyfile(Path(__file__).parent / name, out / name)
     for name, content in contents.items():
         write_text(out / name, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+    save_tokenizer(out, tokenizer_config)
     copy_label_set(checkpoint, out)
     write_digests(out)
     return sorted(out.iterdir())

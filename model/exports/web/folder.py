@@ -95,6 +95,7 @@ def _settings(tokenizer: Tokenizer, context: int) -> dict[str, object]:
     # The page encodes the question itself. What the template has around it is the same for every question.
     question = tokenizer.encode("user\n?\n")
     prompt = encode_prompt(tokenizer, "?")
+    trained = tokenizer.config.trained
     ranks = (tokenizer.decode_bytes([rank]) for rank in range(tokenizer.config.ranks))
     return {
         "context": context,
@@ -104,6 +105,7 @@ def _settings(tokenizer: Tokenizer, context: int) -> dict[str, object]:
         "after": prompt[1 + len(question) :],
         "stop_ids": [tokenizer.im_end, tokenizer.end_of_text],
         "think_end": tokenizer.think_end,
+        "digits": trained.digits if trained else 3,
         "tokens": [base64.b64encode(token).decode() for token in ranks],
     }
 

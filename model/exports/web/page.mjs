@@ -28,7 +28,7 @@ async function load() {
     });
   const prompt = await openSession("prompt.onnx");
   const step = await openSession("step.onnx");
-  return { settings, prompt, step, tokenizer: new Tokenizer(settings.tokens), weights: weights.byteLength };
+  return { settings, prompt, step, tokenizer: new Tokenizer(settings.tokens, settings.digits), weights: weights.byteLength };
 }
 
 const int64Tensor = (values, shape) => new ort.Tensor("int64", BigInt64Array.from(values, BigInt), shape);

@@ -2,16 +2,17 @@
 
 // The pre-tokenizer pattern in JavaScript, which has no possessive quantifiers (the matches are the same) and whose \s
 // differs from Unicode's White_Space.
-const PIECES = new RegExp(
-  String.raw`'(?:[sdmtSDMT\u017f]|[lL]{2}|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}` +
+const pieces = (digits) => new RegExp(
+  String.raw`'(?:[sdmtSDMT\u017f]|[lL]{2}|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,${digits}}` +
     String.raw`| ?[^\p{White_Space}\p{L}\p{N}]+[\r\n]*|\p{White_Space}+$|\p{White_Space}*[\r\n]` +
     String.raw`|\p{White_Space}+(?!\P{White_Space})|\p{White_Space}`,
   "gu",
 );
 
 export class Tokenizer {
-  // tokens: the bytes of each token in base64, in order of rank. Lower ranks merge first.
-  constructor(tokens) {
+  // tokens: the bytes of each token in base64, in order of rank. Lower ranks merge first. digits: of a number in a piece.
+  constructor(tokens, digits = 3) {
+    this.pieces = pieces(digits);
     this.bytes = tokens.map(atob);
     this.ranks = new Map(this.bytes.map((token, rank) => [token, rank]));
   }
@@ -19,7 +20,7 @@ export class Tokenizer {
   encode(text) {
     const encoder = new TextEncoder();
     const ids = [];
-    for (const [piece] of text.matchAll(PIECES)) {
+    for (const [piece] of text.matchAll(this.pieces)) {
       let parts = Array.from(encoder.encode(piece), (byte) => String.fromCharCode(byte));
       // Merge the adjacent pair of the lowest rank until no pair is a token.
       for (;;) {

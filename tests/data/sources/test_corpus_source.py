@@ -22,6 +22,7 @@ from nautile.data.sources.reasoning_gym import derived_seed, problem_split, prob
 from nautile.data.sources.wikipedia import articles, web_record
 from tests.support.plug_ins import add_plug_in
 
+FRENCH = "Le Rhône prend sa source dans un glacier des Alpes et se jette dans la mer Méditerranée."
 TASKS = ({"name": "gsm_symbolic"},)
 
 
@@ -160,7 +161,8 @@ def test_filters_count_what_they_drop(tmp_path, kind):
     rows = [
         {"text": "a", "language": "en", "score": 3.5},
         {"text": "b", "language": "fr", "score": 3.5},
-        {"text": "c", "language": None, "score": 3.5},
+        {"text": FRENCH, "language": None, "score": 3.5},
+        {"text": "c", "language": None, "score": 3.5},  # too short to be certain: kept
         {"text": "d", "language": "en", "score": 2.0},
         {"text": "e", "language": "en", "score": None},
         {"text": "", "language": "en", "score": 4.0},
@@ -171,9 +173,21 @@ def test_filters_count_what_they_drop(tmp_path, kind):
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     config = source(reader=kind, path=str(tmp_path / "a.*"), languages=["en"], minimum_score=3.0)
     (batch,) = batches_of(config)
-    assert (batch.texts(), batch.rows) == (["a"], 6)
+    assert (batch.texts(), batch.rows) == (["a", "c"], 7)
     assert batch.rejected == {"no_text": 1, "language": 2, "score": 2}
-    assert batch.record(0).text == "a"
+    assert batch.record(1).text == "c"
+
+
+def test_the_language_of_an_exercise_is_not_that_of_its_reasoning(tmp_path):
+    """Its column is believed; without one, what was asked and answered tells."""
+    thought = {"synthetic_reasoning": "The user wants to know where the river rises, so I recall its source."}
+    french = {"query": FRENCH, "synthetic_answer": FRENCH, **thought}
+    english = {"query": "Where does the Rhone rise?", "synthetic_answer": "In a glacier of the Alps.", **thought}
+    lines(tmp_path / "a.jsonl", [french, english, {**french, "language": "en"}, {**english, "language": "fr"}])
+    config = source(reader="jsonl", form="synth", path=str(tmp_path / "a.jsonl"), languages=["en"])
+    (batch,) = batches_of(config)
+    assert batch.columns["query"] == [english["query"], FRENCH]
+    assert batch.rejected == {"language": 2}
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])

@@ -339,7 +339,8 @@ def test_an_id_that_cannot_be_read_costs_no_row(tmp_path, ids):
 
 
 def test_filters_read_bytes_as_texts(tmp_path):
-    pq.write_table(pa.table({"text": [b"one", b"two"], "language": [b"en", b"\xff"]}), tmp_path / "a.parquet")
+    texts = [b"one", b"Aucune langue n'est dite ici, et tout le monde la reconnait."]
+    pq.write_table(pa.table({"text": texts, "language": [b"en", b"\xff"]}), tmp_path / "a.parquet")
     source = SourceConfig(name="web", reader="parquet", form="web", path=f"{tmp_path}/a.parquet", languages=("en",))
     (file,) = list_files(source, tmp_path)
     (batch,) = read_file(source, file, tmp_path)

@@ -378,7 +378,7 @@ def test_no_validation_rows_gives_arrays_of_no_rows(make_tokens, web_records):
 
 
 def test_what_does_not_fit_is_refused_by_name(sources, make_tokens, web_records, tmp_path):
-    with pytest.raises(ConfigError, match=r"web.* was written with tokenizer.ranks 300, this run has 400"):
+    with pytest.raises(ConfigError, match=r"web.* another tokenizer \(ranks 300, and this run has 400"):
         loader({"web": sources["web"]}, (1000, {"web": 1}), ranks=400)
     longer, _ = make_tokens(web_records, row_length=32)
     with pytest.raises(ConfigError, match=r"has rows of (32|64) tokens, others of (32|64)"):

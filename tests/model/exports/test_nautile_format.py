@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 
 from nautile.common.errors import ConfigError
 from nautile.configs.model import TokenizerConfig
+from nautile.data.bpe_training import byte_letters
 from nautile.data.label_set import HEAD, LABELS, LabelSet, read_label_set, write_label_set
 from nautile.data.tokenizer import tokenizer_for
 from nautile.model.exports.formats import FORMATS, export_nautile
-from nautile.model.exports.tokenizer_files import byte_letters, tokenizer_json
+from nautile.model.exports.tokenizer_files import tokenizer_json
 from nautile.model.nautile import initialise
 from nautile.model.weights.author_import import import_weights
 from nautile.model.weights.files import load_weights, save_weights
 from tests.model.conftest import tiny_config
+from tests.support.samples.own_tokenizer import own_tokenizer
 
 TOKENIZER = TokenizerConfig(ranks=600)
 
@@ -66,9 +68,10 @@ def test_a_missing_checkpoint_is_refused_by_name(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture(scope="module")
-def both():
-    ours = tokenizer_for(TokenizerConfig(ranks=5000))
+@pytest.fixture(scope="module", params=["cl100k_base", "trained"])
+def both(request):
+    config = TokenizerConfig(ranks=5000) if request.param == "cl100k_base" else own_tokenizer(400, digits=1)
+    ours = tokenizer_for(config)
     return ours, tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(ours)))
 
 

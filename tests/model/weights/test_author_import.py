@@ -187,7 +187,7 @@ def test_the_context_is_never_a_default(tensors, archive, tmp_path):
         (author_config(maxlen=-1), "`maxlen`: Input should be greater than or equal to 1"),
         (author_config(num_kv_heads=3), "attention_heads 4 is not a multiple of kv_heads 3"),
         (author_config(qk_norm_eps=1e-5), "`qk_norm_eps` 1e-05: this model has one epsilon"),
-        (author_config(tokenizer_ranks=10**9), "`ranks`: Input should be less than or equal to 100256"),
+        (author_config(tokenizer_ranks=10**9), "`ranks`: Input should be less than or equal to 1048576"),
         (author_config(tokenizer_ranks=600), "`vocab_size` 300 is too small for its tokenizer"),
         (author_config(tokenizer_fingerprint="x"), "of another tokenizer"),
         ({"format": 1, "model": {}}, "belongs to a checkpoint of this project"),
