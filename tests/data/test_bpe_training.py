@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from nautile.common.errors import ConfigError
-from nautile.configs.model import TokenizerConfig, TrainedRanks
+from nautile.common.files import write_json
+from nautile.configs.model import ModelConfig, TokenizerConfig, TrainedRanks, refuse_other_shape
 from nautile.data import bpe_training
 from nautile.data.bpe_training import train_ranks
 from nautile.data.tokenizer import RANKS_FILE, read_tokenizer, save_tokenizer, tokenizer_for
@@ -85,6 +86,17 @@ def test_a_tokenizer_to_be_trained_encodes_nothing():
     for use in (lambda: config.fields, lambda: tokenizer_for(config)):
         with pytest.raises(ConfigError, match=r"tokenizer\.train: this tokenizer exists once a run has trained it"):
             use()
+
+
+def test_a_start_from_a_checkpoint_of_another_training_is_refused(tmp_path):
+    own, model = own_tokenizer(300), ModelConfig(vocabulary=305)
+    write_json(tmp_path / "config.json", {"model": model.model_dump(mode="json"), "tokenizer": own.fields})
+    refuse_other_shape(tmp_path, "checkpoint/1", model, own)
+    to_be_trained = TokenizerConfig.model_validate({"ranks": 300, "train": {"megabytes": {"web": 1}}})
+    refuse_other_shape(tmp_path, "checkpoint/1", model, to_be_trained)  # compared when it is
+    for other in (TokenizerConfig(ranks=300), own_tokenizer(300, digits=1)):
+        with pytest.raises(ConfigError, match=r"pretrain\.start: checkpoint/1 has tokenizer\.trained"):
+            refuse_other_shape(tmp_path, "checkpoint/1", model, other)
 
 
 BYTES = [base64.b64encode(bytes([byte])) for byte in range(256)]
