@@ -139,6 +139,11 @@ class _Hours:
             estimate = self.estimate
             hours = None if estimate.chip_hours is None else estimate.chip_hours / self.chips
             return f"{amount(estimate.tokens)} tokens", hours
+        if stage == "supervise" and (solved := config.supervise) is not None:
+            rows, length = solved.problems.count * solved.epochs, solved.row_length or config.model.context
+            work = f"{rows:,} rows of {length:,} tokens"
+            flops = rows * length * training_flops(config.model, length)
+            return work, flops / (self.speed * UPDATE * self.chips) / 3600 if self.speed else None
         if stage == "align" and config.align is not None:
             return self._policy(config.align.rollout, config.align.policy)
         if stage == "reason" and config.reason is not None:
@@ -246,8 +251,9 @@ def device_markdown(plan: DevicePlan) -> str:
             f"# {amount(estimate.parameters)} parameters on {plan.device} ({counted(plan.chips, 'chip')})",
             "\n".join(f"- {fact}" for fact in facts),
             markdown_table(("stage", "work", "hours", "chips", "calls"), list(_rows(plan))),
-            "Nothing was compiled or run. The hours of reinforcement and of evaluations are at most: every completion "
-            "at full length, with all refills. So are the calls, until replies are measured.",
+            "Nothing was compiled or run. The hours of supervised training, reinforcement and evaluations are at "
+            "most: every row and completion at full length, with all refills. So are the calls, until replies are "
+            "measured.",
         ]
     )
 
