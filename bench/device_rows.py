@@ -41,7 +41,7 @@ PUBLISHED = Shapes(
     models={
         "train_100m": {
             "width": 768, "blocks": 5, "memory_heads": 12, "query_heads": 12, "attention_heads": 12, "kv_heads": 4,
-            "feed_forward": 1280, "vocabulary": 16_384,
+            "feed_forward": 2048, "vocabulary": 16_389,  # configs/nautile_100m.toml
         },
         "train_370m": {"vocabulary": 100_300},
     },
