@@ -1,6 +1,8 @@
 """The Python interface: what importing it changes (nothing), models, stores as data frames, runs as handles."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +12,16 @@ import pytest
 from pydantic import BaseModel
 
 import nautile
+from nautile.flows.named import add_model
 from nautile.model.decoding.scoring import continuation_logprobs
 from nautile.model.weights.files import load_weights
+from nautile.store.artifacts import Store
 from tests.flows.cli.test_chat import checkpoint  # noqa: F401 - a fixture
 from tests.flows.conftest import command_line, own_main  # noqa: F401 - fixtures
 from tests.support.stages.toy_dag import TOY_DAG
 from tests.support.stages.toy_stages import TOY
+
+ROOT = Path(__file__).parents[1]
 
 # What a process has before and after: threads, signals, handlers, filters, variables, streams.
 WATCHED = """
@@ -115,7 +121,7 @@ def test_frames_are_what_the_commands_print(made, command_line, monkeypatch):  #
 
 @pytest.mark.slow
 def test_a_run_is_a_process_with_progress_an_end_and_its_first_error(tmp_path, monkeypatch):
-    for name, value in {**TOY_DAG, "PYTHONPATH": str(Path(__file__).parents[1])}.items():
+    for name, value in {**TOY_DAG, "PYTHONPATH": str(ROOT)}.items():
         monkeypatch.setenv(name, value)
     first = nautile.run(TOY, until="held_out", store=tmp_path / "store")
     second = nautile.run(TOY, set={"seed": 3}, store=tmp_path / "store", only="nothing")
@@ -129,7 +135,7 @@ def test_a_run_is_a_process_with_progress_an_end_and_its_first_error(tmp_path, m
 
 @pytest.mark.heavy
 def test_a_cancelled_run_ends_with_all_its_processes_and_goes_on(tmp_path, monkeypatch):
-    for name, value in {**TOY_DAG, "PYTHONPATH": str(Path(__file__).parents[1])}.items():
+    for name, value in {**TOY_DAG, "PYTHONPATH": str(ROOT)}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("NAUTILE_TOY_FAULT", f"pretrain:wait={tmp_path}")
     run = nautile.run(TOY, until="pretrain", store=tmp_path / "store")
@@ -141,3 +147,19 @@ def test_a_cancelled_run_ends_with_all_its_processes_and_goes_on(tmp_path, monke
     assert run.state == "interrupted"
     monkeypatch.delenv("NAUTILE_TOY_FAULT")
     assert "pretrain.checkpoint" in nautile.run(TOY, until="pretrain", store=tmp_path / "store").result()
+
+
+@pytest.mark.heavy
+def test_the_recipes_of_the_page_run(made, checkpoint, tmp_path, monkeypatch):  # noqa: F811
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    recipes = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(recipes) == 8
+    store = Store(shutil.copytree(made[0].root, tmp_path / "store"))
+    add_model(store, checkpoint, "checkpoint")  # the newest: those of the toy chain are no models
+    for name, value in {**TOY_DAG, "PYTHONPATH": str(ROOT), "NAUTILE_STORE": str(store.root)}.items():
+        monkeypatch.setenv(name, value)
+    names = {}
+    for recipe in recipes:
+        exec(recipe.replace('"local"', repr(str(TOY))), names)
+    assert names["scores"].shape[0] > 0
+    assert names["run"].state == "done"

@@ -1,5 +1,6 @@
 """A store as data frames: runs, steps, metrics, samples, scores, artifacts and lineage, from the catalog's views."""
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,8 +42,13 @@ class OpenedStore:
         return self._of("metrics", run, {"name": name}, "run, label, name, step")
 
     def samples(self, run: str | None = None, label: str | None = None) -> "pd.DataFrame":
-        """Texts that the model wrote: continuations, rollouts with rewards, answers. `label`: of the step."""
-        return self._of("samples", run, {"label": label}, "run, label, step")
+        """Texts that the model wrote: continuations, rollouts with rewards, answers. `label`: of the step.
+
+        `fields` has a dict for each: `samples["fields"].str["reward"]`.
+        """
+        frame = self._of("samples", run, {"label": label}, 'run, label, "set", index')
+        frame["fields"] = frame["fields"].map(json.loads)
+        return frame
 
     def evaluations(self, run: str | None = None) -> "pd.DataFrame":
         """The scores after each stage by benchmark and figure, with the gain over the stage before."""
