@@ -56,10 +56,16 @@ class LanguageModel:
     def __repr__(self) -> str:
         return f"<nautile model {self.name}, {self.runtime}, context {self.config.context}>"
 
+    @overload  # a text is a sequence of texts as well, so the first form must be the one that is looked at first
+    def generate(  # type: ignore[overload-overlap]
+        self, prompts: str, *, max_tokens: int = 128, temperature: float = 0.7, top_k: int = 0, top_p: float = 1.0,
+        seed: int = 0,
+    ) -> str: ...  # fmt: skip
     @overload
-    def generate(self, prompts: str, **settings: Any) -> str: ...
-    @overload
-    def generate(self, prompts: Sequence[str], **settings: Any) -> list[str]: ...
+    def generate(
+        self, prompts: Sequence[str], *, max_tokens: int = 128, temperature: float = 0.7, top_k: int = 0,
+        top_p: float = 1.0, seed: int = 0,
+    ) -> list[str]: ...  # fmt: skip
     def generate(
         self, prompts: str | Sequence[str], *, max_tokens: int = 128, temperature: float = 0.7, top_k: int = 0,
         top_p: float = 1.0, seed: int = 0,
@@ -73,12 +79,19 @@ class LanguageModel:
         )
         texts = _texts("generate", prompts)
         completions = self._complete([self.tokenizer.encode(text) for text in texts], sampling, seed)
-        return _like(prompts, [self.tokenizer.decode(each.ids.tolist(), specials=False) for each in completions])
+        written = [self.tokenizer.decode(each.ids.tolist(), specials=False) for each in completions]
+        return written[0] if isinstance(prompts, str) else written
 
     @overload
-    def chat(self, messages: str, **settings: Any) -> ChatAnswer: ...
+    def chat(  # type: ignore[overload-overlap]
+        self, messages: str, *, max_tokens: int | None = None, temperature: float = 0.7, top_k: int = 0,
+        top_p: float = 1.0, thinking_budget: int | None = None, seed: int = 0,
+    ) -> ChatAnswer: ...  # fmt: skip
     @overload
-    def chat(self, messages: Sequence[str], **settings: Any) -> list[ChatAnswer]: ...
+    def chat(
+        self, messages: Sequence[str], *, max_tokens: int | None = None, temperature: float = 0.7, top_k: int = 0,
+        top_p: float = 1.0, thinking_budget: int | None = None, seed: int = 0,
+    ) -> list[ChatAnswer]: ...  # fmt: skip
     def chat(
         self, messages: str | Sequence[str], *, max_tokens: int | None = None, temperature: float = 0.7, top_k: int = 0,
         top_p: float = 1.0, thinking_budget: int | None = None, seed: int = 0,
@@ -99,7 +112,7 @@ class LanguageModel:
         for text, completion in zip(texts, completions, strict=True):
             reply = parse_completion(self.tokenizer, completion.ids.tolist())
             answers.append(ChatAnswer(text, reply.reasoning, reply.answer, len(completion.ids), reply.finished))
-        return _like(messages, answers)
+        return answers[0] if isinstance(messages, str) else answers
 
     def stream(self, message: str, **settings: Any) -> Iterator[str]:
         """The answer to a message, piece by piece while it is generated. `settings`: those of `chat`."""
@@ -160,8 +173,8 @@ class LanguageModel:
         """
         from nautile.uses.extract.stage import REASONS, Extractor
 
-        model = schema if isinstance(schema, type) else None
-        shape = model.model_json_schema() if model else schema
+        model = None if isinstance(schema, dict) else schema
+        shape = schema if isinstance(schema, dict) else schema.model_json_schema()
         section = ExtractConfig(
             texts=_GIVEN, json_schema=json.dumps(shape), instructions=instructions, max_tokens=max_tokens,
             temperature=temperature, seed=seed, slots=ROWS,
@@ -188,7 +201,7 @@ class LanguageModel:
                 )
         rows = 1 if len(prompts) == 1 else ROWS
         buckets = length_buckets(room, min(SHORTEST, room))
-        found: dict[int, Completion] = {}
+        found: dict[int, Any] = {}  # completions of either runtime
         for shorter, length in zip([0, *buckets], buckets, strict=False):
             members = [n for n, prompt in enumerate(prompts) if shorter < len(prompt) <= length]
             for start in range(0, len(members), rows):

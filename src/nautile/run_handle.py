@@ -54,13 +54,13 @@ class RunHandle:
             *(["--force"] if force else []),
         )  # fmt: skip
         self._output = tempfile.NamedTemporaryFile("w", prefix="nautile-run-")  # noqa: SIM115  for life
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         begun = threading.Event()
 
         def work() -> None:
             # The kernel ends the process with the thread that started it, so that thread waits for it.
             try:
-                self._process = subprocess.Popen(
+                process = self._process = subprocess.Popen(
                     command,
                     env=os.environ | {"NAUTILE_STORE": self._store.location},
                     stdin=subprocess.DEVNULL,
@@ -70,7 +70,7 @@ class RunHandle:
                 )
             finally:
                 begun.set()
-            self._process.wait()
+            process.wait()
 
         threading.Thread(target=work, name=f"run {self.name}", daemon=True).start()
         begun.wait()
