@@ -52,15 +52,18 @@ def trained_by(store: Store, stage: str) -> Artifact | None:
     return checkpoints[-1]
 
 
-def checkpoint_folder(name: str | None) -> Path:
-    """The folder of a checkpoint or an export, given as a folder, an id or a stage; None: the newest checkpoint."""
+def checkpoint_folder(name: str | None, store: Store | None = None) -> Path:
+    """The folder of a checkpoint or an export, given as a folder, an id or a stage; None: the newest checkpoint.
+
+    `store`: None for the one that NAUTILE_STORE names.
+    """
     if name and (Path(name) / "config.json").is_file():
         return Path(name)
     if name and Path(name).is_dir():
         raise ConfigError(f"{name} is not a checkpoint folder: it must hold config.json and weights.safetensors")
     # Only an id with its kind can be that of an export: digits alone, and no name at all, mean a checkpoint.
     kind = "export" if name and name.startswith("export/") else "checkpoint"
-    return named_or_newest(open_store(), kind, name).path
+    return named_or_newest(store or open_store(), kind, name).path
 
 
 def checkpoint_artifact(store: Store, name: str) -> tuple[Artifact | None, Path]:

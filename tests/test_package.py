@@ -56,7 +56,7 @@ def test_a_wheel_has_every_file_and_runs_beside_folders_of_the_same_names(place,
     }
     installed = (path for path in (place / "nautile").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     names = {str(path.relative_to(place)) for path in installed}
-    assert names == files | {"nautile/__init__.py", "nautile/py.typed"}
+    assert names == files | {f"nautile/{path.name}" for path in (ROOT / "src/nautile").iterdir() if path.is_file()}
     for name in (*FOLDERS, "nautile"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('imported from the working directory')")

@@ -203,13 +203,15 @@ def chat(
     """Chat with a checkpoint. Reasoning and answer are shown while they are generated."""
     if as_json and prompt is None:
         raise ConfigError("--json needs --prompt: an interactive chat prints text only")
-    from nautile.flows.cli.chat import Chat, ChatSettings, answer_as_json, converse, heading, stream_answer
+    from nautile.flows.chat import Chat, ChatSettings
+    from nautile.flows.cli.chat import answer_as_json, converse, heading, stream_answer
     from nautile.flows.named import checkpoint_folder
+    from nautile.model.runtimes.load import load_runtime
     from nautile.store.artifacts import checkpoint_name
 
     settings = ChatSettings(max_tokens, temperature, top_k, top_p, thinking_budget, seed)
     folder = checkpoint_folder(checkpoint)
-    session = Chat(folder, settings, runtime)
+    session = Chat(load_runtime(runtime, folder), settings)
     name = heading(folder, checkpoint_name(folder))
     if checkpoint is None and not (prompt is None and sys.stdin.isatty()):  # a conversation begins with the name
         console_for(stderr=True).print(name, markup=False, soft_wrap=True)

@@ -56,13 +56,24 @@ def run_unless_config(store: Store, name: str | None) -> RunState | None:
         locate(name)
     except ConfigError as no_config:
         # A configuration wins over a run of its name, because `nautile run local` calls its runs `local` too.
-        with reading(store) as query:
-            runs = {row["run"]: row for row in query(RUNS, MOST_SEARCHED)}
-            if run_id := run_named(name, {run: row["name"] for run, row in runs.items()}):
-                return run_state(store, query, runs[run_id], questions_by_run(store))
-        known = ", ".join(run[:8] for run in list(runs)[:8]) or "none"
-        raise ConfigError(f"{no_config}; nor is it the id or name of a run: the newest are {known}") from None
+        if (run := named_run(store, name)) is not None:
+            return run
+        raise ConfigError(f"{no_config}; nor is it the id or name of a run: {newest_names(store)}") from None
     return None
+
+
+def named_run(store: Store, name: str) -> RunState | None:
+    """The run whose name is `name` or whose id begins with it; None if there is none. Raises if several match."""
+    with reading(store) as query:
+        runs = {row["run"]: row for row in query(RUNS, MOST_SEARCHED)}
+        run_id = run_named(name, {run: row["name"] for run, row in runs.items()})
+        return run_state(store, query, runs[run_id], questions_by_run(store)) if run_id else None
+
+
+def newest_names(store: Store) -> str:
+    """For a message about a run that does not exist: the ids of the newest."""
+    with reading(store) as query:
+        return f"the newest are {', '.join(row['run'][:8] for row in query(RUNS, 8)) or 'none'}"
 
 
 def newest_run(store: Store) -> RunState | None:

@@ -1,7 +1,7 @@
 """The runtimes by name, as for the option `--runtime`: JAX for checkpoints, onnxruntime for exports.
 
 Both have the configurations of the model and its tokenizer, a `name` with the digest of the weights, a `sampler` of
-replies (equal prompt and seed, equal sample), and the `slots` of a batching engine.
+replies (equal prompt and seed, equal sample), the `slots` of a batching engine, and a `scorer` of continuations.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +12,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import sha256_of
 from nautile.model.decoding.generate import Completion, Generator
 from nautile.model.decoding.sampling import Sampling
+from nautile.model.decoding.scoring import SharedPrefixScorer
 from nautile.model.decoding.slots import JaxSlots
 from nautile.model.exports.onnx.folder import is_onnx_export
 from nautile.model.layers.common import Params
@@ -47,6 +48,9 @@ class JaxRuntime:
 
     def slots(self, stops: tuple[int, ...], think_end: int, count: int, longest: int | None = None) -> JaxSlots:
         return JaxSlots(self.params, self.config, stops, think_end, count, longest)
+
+    def scorer(self, rows: int) -> SharedPrefixScorer:
+        return SharedPrefixScorer(self.params, self.config, rows)
 
 
 def onnx_runtime(folder: Path) -> "OnnxRuntime":

@@ -83,6 +83,9 @@ class OnnxRuntime:
     def slots(self, stops: tuple[int, ...], think_end: int, count: int, longest: int | None = None) -> "OnnxSlots":
         return OnnxSlots(self, stops, think_end, count)
 
+    def scorer(self, rows: int) -> "OnnxScorer":
+        return OnnxScorer(self, rows)
+
     def read_prompts(self, tokens_RP: np.ndarray, lengths_R: np.ndarray, columns_RW: np.ndarray) -> tuple[Any, State]:
         """Run prompts padded on the right: logits [R, W, V] of the columns `columns_RW`, and the state."""
         inputs = {"tokens": tokens_RP, "lengths": lengths_R, "logit_columns": columns_RW}

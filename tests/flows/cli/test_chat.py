@@ -120,7 +120,7 @@ def test_the_speed_is_that_of_writing_and_a_reply_at_once_has_none():
         (["nothing"], "no artifact 'nothing'"),
         ([], "no checkpoint in"),
         (["/"], "is not a checkpoint folder"),
-        (["CHECKPOINT", "--max-tokens", 64], "--max-tokens 64 leaves no room for a question in a context of 64"),
+        (["CHECKPOINT", "--max-tokens", 64], "max_tokens 64 leaves no room for a question in a context of 64"),
         (["CHECKPOINT", "--prompt", "long " * 40], "there is room for"),
         (["CHECKPOINT", "--prompt", "x", "--top-p", 2], "top_p"),
         (["CHECKPOINT", "--json"], "--json needs --prompt"),

@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nautile.flows.cli.chat import Chat, ChatSettings, answer_as_json
+from nautile.flows.chat import Chat, ChatSettings
+from nautile.flows.cli.chat import answer_as_json
 from nautile.model.exports.web.folder import export_web
+from nautile.model.runtimes.load import load_runtime
 from tests.support.pages.browser import chromium, watch
 
 
@@ -61,7 +63,7 @@ def page_reply(page: Any, question: str) -> dict[str, Any]:
 
 def both_replies(checkpoint: Path, folder: Path, questions: list[str]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """The replies of the command and of the page, where `folder` is the web export of `checkpoint`."""
-    chat = Chat(checkpoint, ChatSettings(temperature=0))
+    chat = Chat(load_runtime("jax", checkpoint), ChatSettings(temperature=0))
     commands = [answer_as_json(chat, question) for question in questions]
     with opened_page(folder) as (page, violations):
         pages = [page_reply(page, question) for question in questions]

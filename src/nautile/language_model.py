@@ -1,0 +1,234 @@
+"""A loaded model: generation, chat, log-probabilities, classification and extraction, by JAX or onnxruntime."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from pydantic import BaseModel
+
+from nautile.common.errors import ConfigError
+from nautile.data.chat_template import encode_prompt, parse_completion
+from nautile.data.tokenizer import tokenizer_for
+from nautile.flows.chat import Chat, ChatAnswer, ChatSettings
+from nautile.flows.named import checkpoint_folder
+from nautile.model.decoding.cache import length_buckets
+from nautile.model.decoding.generate import Completion
+from nautile.model.decoding.sampling import Sampling
+from nautile.model.exports.onnx.folder import is_onnx_export
+from nautile.model.runtimes.load import load_runtime
+from nautile.store.mirror import open_store
+from nautile.uses.labelled.config import ClassifyConfig, ExtractConfig, TextsConfig
+
+ROWS = 16  # texts in a batch: with fewer than that one, with more several batches
+SHORTEST = 32  # tokens of the shortest prompt that a program is compiled for
+# Sections name a file; here the texts are given.
+_GIVEN = TextsConfig(reader="jsonl", path="given")
+
+
+def load_model(name: str | os.PathLike[str] | None, store: str | os.PathLike[str] | None) -> "LanguageModel":
+    """See `nautile.load`."""
+    opened = open_store(os.fspath(store) if store is not None else None)
+    return LanguageModel(checkpoint_folder(None if name is None else os.fspath(name), opened))
+
+
+class LanguageModel:
+    """The model in a folder: a checkpoint, which JAX runs, or an ONNX export, which onnxruntime runs.
+
+    Methods take one text or several, and return one result or a list. Equal texts and seeds give equal results,
+    whatever else is in the batch. Raises `ConfigError` for a folder that cannot be read.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.runtime = "onnx" if is_onnx_export(self.folder) else "jax"
+        self._loaded = load_runtime(self.runtime, self.folder)
+        self.config = self._loaded.config
+        self.name = self._loaded.name
+        self.tokenizer = tokenizer_for(self._loaded.tokenizer)
+        self._samplers: dict[tuple[Sampling, int, int], Any] = {}
+        self._scorer: Any = None
+        self._chats: dict[ChatSettings, Chat] = {}
+
+    def __repr__(self) -> str:
+        return f"<nautile model {self.name}, {self.runtime}, context {self.config.context}>"
+
+    @overload  # a text is a sequence of texts as well, so the first form must be the one that is looked at first
+    def generate(  # type: ignore[overload-overlap]
+        self, prompts: str, *, max_tokens: int = 128, temperature: float = 0.7, top_k: int = 0, top_p: float = 1.0,
+        seed: int = 0,
+    ) -> str: ...  # fmt: skip
+    @overload
+    def generate(
+        self, prompts: Sequence[str], *, max_tokens: int = 128, temperature: float = 0.7, top_k: int = 0,
+        top_p: float = 1.0, seed: int = 0,
+    ) -> list[str]: ...  # fmt: skip
+    def generate(
+        self, prompts: str | Sequence[str], *, max_tokens: int = 128, temperature: float = 0.7, top_k: int = 0,
+        top_p: float = 1.0, seed: int = 0,
+    ) -> str | list[str]:  # fmt: skip
+        """The texts that continue `prompts`, without the chat template; up to `max_tokens` or the end of the text.
+
+        Raises `ConfigError` for a setting out of range, and a prompt that leaves no room for `max_tokens`.
+        """
+        sampling = Sampling(
+            max_tokens, temperature, top_k, top_p, stop_ids=(self.tokenizer.end_of_text, self.tokenizer.im_end)
+        )
+        texts = _texts("generate", prompts)
+        completions = self._complete([self.tokenizer.encode(text) for text in texts], sampling, seed)
+        written = [self.tokenizer.decode(each.ids.tolist(), specials=False) for each in completions]
+        return written[0] if isinstance(prompts, str) else written
+
+    @overload
+    def chat(  # type: ignore[overload-overlap]
+        self, messages: str, *, max_tokens: int | None = None, temperature: float = 0.7, top_k: int = 0,
+        top_p: float = 1.0, thinking_budget: int | None = None, seed: int = 0,
+    ) -> ChatAnswer: ...  # fmt: skip
+    @overload
+    def chat(
+        self, messages: Sequence[str], *, max_tokens: int | None = None, temperature: float = 0.7, top_k: int = 0,
+        top_p: float = 1.0, thinking_budget: int | None = None, seed: int = 0,
+    ) -> list[ChatAnswer]: ...  # fmt: skip
+    def chat(
+        self, messages: str | Sequence[str], *, max_tokens: int | None = None, temperature: float = 0.7, top_k: int = 0,
+        top_p: float = 1.0, thinking_budget: int | None = None, seed: int = 0,
+    ) -> ChatAnswer | list[ChatAnswer]:  # fmt: skip
+        """The replies to messages, each a conversation of its own: `.thinking` and `.answer`, None if it was cut.
+
+        `max_tokens` None: three quarters of the context. `thinking_budget`: tokens after which the thinking is ended.
+        """
+        texts = _texts("chat", messages)
+        limit = max_tokens or self.config.context - self.config.context // 4
+        sampling = Sampling(
+            limit, temperature, top_k, top_p,
+            stop_ids=(self.tokenizer.im_end, self.tokenizer.end_of_text),
+            think_end=self.tokenizer.think_end, thinking_budget=thinking_budget,
+        )  # fmt: skip
+        answers = []
+        completions = self._complete([encode_prompt(self.tokenizer, text) for text in texts], sampling, seed)
+        for text, completion in zip(texts, completions, strict=True):
+            reply = parse_completion(self.tokenizer, completion.ids.tolist())
+            answers.append(ChatAnswer(text, reply.reasoning, reply.answer, len(completion.ids), reply.finished))
+        return answers[0] if isinstance(messages, str) else answers
+
+    def stream(self, message: str, **settings: Any) -> Iterator[str]:
+        """The answer to a message, piece by piece while it is generated. `settings`: those of `chat`."""
+        chosen = ChatSettings(**settings)
+        if (chat := self._chats.get(chosen)) is None:
+            chat = self._chats[chosen] = Chat(self._loaded, chosen)
+        for added in chat.ask(ChatAnswer(message)):
+            if added.answer:
+                yield added.answer
+
+    def logprobs(self, prompts: str | Sequence[str], continuations: str | Sequence[str]) -> np.ndarray:
+        """Σ log p(token) of each continuation after its prompt, in nats: float64 [texts].
+
+        One prompt serves all continuations. Raises `ConfigError` where prompt and continuation exceed the context.
+        """
+        ends, begins = _texts("logprobs", continuations), _texts("logprobs", prompts)
+        begins = begins * len(ends) if isinstance(prompts, str) else begins
+        if len(begins) != len(ends):
+            raise ConfigError(f"logprobs: {len(begins)} prompts and {len(ends)} continuations: give one for each")
+        # What a prompt's continuations share is computed once; a text of its own begins after the end of another.
+        by_prompt: dict[str, list[int]] = {}
+        for number, begin in enumerate(begins):
+            by_prompt.setdefault(begin, []).append(number)
+        groups = [
+            (self.tokenizer.encode(begin) or [self.tokenizer.end_of_text], [self.tokenizer.encode(ends[n]) for n in of])
+            for begin, of in by_prompt.items()
+        ]
+        self._scorer = self._scorer or self._loaded.scorer(ROWS)
+        sums_N = np.zeros(len(ends))
+        for of, found in zip(by_prompt.values(), self._scorer.logprobs((), groups), strict=True):
+            sums_N[of] = found
+        return sums_N
+
+    def classify(
+        self, texts: str | Sequence[str], labels: Sequence[str] = (), *, instructions: str = "",
+        threshold: float | None = None,
+    ) -> Any:  # fmt: skip
+        """A row for each text: `label` (None below `threshold`), `probability`, `likeliest`, `cut`.
+
+        `labels`: needed unless the model was tuned for some; then the likeliest by the model's own judgement.
+        """
+        from nautile.uses.classify.stage import TextClassifier
+
+        section = ClassifyConfig(
+            texts=_GIVEN, labels=tuple(labels), instructions=instructions, threshold=threshold, rows_at_once=ROWS
+        )
+        rows = self._with_rows("classify", texts, TextClassifier(self.folder, section).run)
+        return _like(texts, [{name: value for name, value in row.items() if name != "number"} for row in rows])
+
+    def extract(
+        self, texts: str | Sequence[str], schema: type[BaseModel] | dict[str, Any], *, instructions: str = "",
+        max_tokens: int | None = None, temperature: float = 0.0, seed: int = 0,
+    ) -> Any:  # fmt: skip
+        """What each text says in the form of `schema`: instances of a pydantic class, or the data of a JSON schema.
+
+        None where no valid document could be had (`refused` of the last call says why). Raises `ConfigError` for a
+        schema that decoding cannot be held to.
+        """
+        from nautile.uses.extract.stage import REASONS, Extractor
+
+        model = None if isinstance(schema, dict) else schema
+        shape = schema if isinstance(schema, dict) else schema.model_json_schema()
+        section = ExtractConfig(
+            texts=_GIVEN, json_schema=json.dumps(shape), instructions=instructions, max_tokens=max_tokens,
+            temperature=temperature, seed=seed, slots=ROWS,
+        )  # fmt: skip
+        rows = self._with_rows("extract", texts, Extractor(self.folder, section, shape).run)
+        self.refused = {row["number"] - 1: REASONS[row["reason"]] for row in rows if row["reason"]}
+        documents = [None if row["json"] is None else row["json"] for row in rows]
+        if model:
+            return _like(texts, [None if each is None else model.model_validate_json(each) for each in documents])
+        return _like(texts, [None if each is None else json.loads(each) for each in documents])
+
+    def _complete(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Completion]:
+        """Completions of token ids, in batches of prompts of similar length, so that few programs are compiled."""
+        room = self.config.context - sampling.max_tokens
+        if sampling.max_tokens >= self.config.context:
+            raise ConfigError(
+                f"max_tokens {sampling.max_tokens} leaves no room for a prompt in a context of {self.config.context}"
+            )
+        for number, prompt in enumerate(prompts):
+            if not 0 < len(prompt) <= room:
+                raise ConfigError(
+                    f"text {number} has {len(prompt)} tokens, and there is room for 1 to {room}: shorten it, or lower "
+                    "max_tokens"
+                )
+        rows = 1 if len(prompts) == 1 else ROWS
+        buckets = length_buckets(room, min(SHORTEST, room))
+        found: dict[int, Any] = {}  # completions of either runtime
+        for shorter, length in zip([0, *buckets], buckets, strict=False):
+            members = [n for n, prompt in enumerate(prompts) if shorter < len(prompt) <= length]
+            for start in range(0, len(members), rows):
+                batch = members[start : start + rows]
+                sampler = self._samplers.get((sampling, rows, length))
+                if sampler is None:
+                    sampler = self._samplers[sampling, rows, length] = self._loaded.sampler(sampling, rows, length)
+                completions = sampler([prompts[n] for n in batch], [(seed, n) for n in batch])
+                found |= dict(zip(batch, completions, strict=True))
+        return [found[n] for n in range(len(prompts))]
+
+    def _with_rows(
+        self, what: str, texts: str | Sequence[str], run: Callable[[Sequence[str], Path], list[dict[str, Any]]]
+    ) -> list[dict[str, Any]]:
+        """The rows of a use. Its file of finished rows, for a stage that is killed, is dropped."""
+        with tempfile.TemporaryDirectory(prefix="nautile-") as folder:
+            return run(_texts(what, texts), Path(folder) / "rows.jsonl")
+
+
+def _texts(what: str, texts: str | Sequence[str]) -> list[str]:
+    """The texts as a list. Raises `ConfigError` if one is no text."""
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    for number, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise ConfigError(f"{what}: text {number} is {type(text).__name__}, not str")
+    return listed
+
+
+def _like(given: str | Sequence[str], results: list[Any]) -> Any:
+    return results[0] if isinstance(given, str) else results

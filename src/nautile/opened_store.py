@@ -1,0 +1,98 @@
+"""A store as data frames: runs, steps, metrics, samples, scores, artifacts and lineage, from the catalog's views."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nautile.common.errors import ConfigError
+from nautile.common.extras import missing_extra
+from nautile.flows.cli.runs import named_run, newest_names
+from nautile.store.catalog import Catalog
+from nautile.store.mirror import open_store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class OpenedStore:
+    """What a store has recorded. Each method reads what was written until now, by any process; nothing is cached.
+
+    The frames have the columns of the catalog's views, which `docs/store.md` describes.
+    """
+
+    def __init__(self, location: str | os.PathLike[str] | None = None) -> None:
+        self._store = open_store(os.fspath(location) if location is not None else None)
+        self._catalog = Catalog(self._store)
+
+    def __repr__(self) -> str:
+        return f"<nautile store {self._store.location}>"
+
+    def runs(self) -> "pd.DataFrame":
+        """A row for each run, the newest first."""
+        return self.sql("SELECT * EXCLUDE (steps, settings) FROM runs WHERE pipeline ORDER BY newest DESC")
+
+    def steps(self, run: str) -> "pd.DataFrame":
+        """A row for each step that a run has begun. `run`: an id or its first digits, or a name."""
+        return self.sql("SELECT * FROM steps WHERE run = ? ORDER BY begun, label", [self._run(run)])
+
+    def metrics(self, run: str | None = None, name: str | None = None) -> "pd.DataFrame":
+        """The points of curves: run, label, name, source, step, value. `name`: of the metric, such as `loss`."""
+        return self._of("metrics", run, {"name": name}, "run, label, name, step")
+
+    def samples(self, run: str | None = None, label: str | None = None) -> "pd.DataFrame":
+        """Texts that the model wrote: continuations, rollouts with rewards, answers. `label`: of the step.
+
+        `fields` has a dict for each: `samples["fields"].str["reward"]`.
+        """
+        frame = self._of("samples", run, {"label": label}, 'run, label, "set", index')
+        frame["fields"] = frame["fields"].map(json.loads)
+        return frame
+
+    def evaluations(self, run: str | None = None) -> "pd.DataFrame":
+        """The scores after each stage by benchmark and figure, with the gain over the stage before."""
+        return self._of("scores", run, {}, "run, label, benchmark, figure")
+
+    def artifacts(self, kind: str | None = None) -> "pd.DataFrame":
+        """A row for each artifact, the oldest first."""
+        return self._of("artifacts", None, {"kind": kind}, "created")
+
+    def lineage(self, artifact: str) -> "pd.DataFrame":
+        """An artifact and all that it was made from: the columns of `artifacts`, and `depth`."""
+        return _frame(self._catalog.lineage(artifact))
+
+    def path(self, artifact: str) -> Path:
+        """The folder of an artifact, fetched first if it is only at the store's remote. Raises `ConfigError`."""
+        self._store.refresh()
+        found = self._store.get(artifact)
+        if not self._store.has_files(found):
+            self._store.fetch(found)
+        return found.path
+
+    def sql(self, query: str, parameters: Sequence[Any] = ()) -> "pd.DataFrame":
+        """The result of a query that only reads, as of `nautile sql`. Raises `ConfigError` with DuckDB's message."""
+        self._store.refresh(events=True)
+        self._catalog.catch_up()
+        columns, rows = self._catalog.select(query, parameters)
+        return _frame([dict(zip(columns, row, strict=True)) for row in rows], columns)
+
+    def _of(self, view: str, run: str | None, equal: dict[str, str | None], order: str) -> "pd.DataFrame":
+        wanted = {"run": None if run is None else self._run(run), **equal}
+        chosen = {column: value for column, value in wanted.items() if value is not None}
+        where = " AND ".join(f"{column} = ?" for column in chosen) or "true"
+        return self.sql(f"SELECT * FROM {view} WHERE {where} ORDER BY {order}", list(chosen.values()))
+
+    def _run(self, name: str) -> str:
+        """The id of a run. Raises `ConfigError` if there is none, or several."""
+        if (found := named_run(self._store, name)) is None:
+            raise ConfigError(f"no run {name!r} in {self._store.location}: {newest_names(self._store)}")
+        return found.run
+
+
+def _frame(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> "pd.DataFrame":
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise missing_extra(error) or error from None
+    return pd.DataFrame(rows, columns=columns)
