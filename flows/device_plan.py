@@ -24,7 +24,7 @@ from nautile.model.capacity.flops import (
     parameters_by_formula,
     training_flops,
 )
-from nautile.model.capacity.topology import GIB, Topology, parse_device
+from nautile.model.capacity.topology import GIB, Topology, parse_device, parse_topology
 from nautile.model.capacity.utilisation import DECODED_LAYER_S, UPDATE, Utilisation, utilisation
 from nautile.store.artifacts import Store
 
@@ -101,6 +101,15 @@ def plan_device(
     untried = config.model.mixing == "fused" and chip.name not in HOPPER
     listed_by = chip.priced if price == chip.price else ""
     return DevicePlan(topology.name, topology.chips, rows, untried, estimate, used, listed_by, tuple(stages))
+
+
+def assumed_mfu(config: RunConfig, topology: str) -> float:
+    """The utilisation to assume on named chips. Raises `ConfigError` for an unknown topology."""
+    if topology == "local":
+        return 0.4  # of which no estimate of time is made
+    chip = parse_topology(topology).chip
+    assert chip is not None
+    return utilisation(chip, config.model, sum(parameters_by_formula(config.model).values())).share
 
 
 def _largest_that_fits(config: RunConfig, topology: Topology, share: float, price: float | None) -> TrainingEstimate:

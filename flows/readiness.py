@@ -9,6 +9,7 @@ import asyncio
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from nautile.common.errors import ConfigError, Retryable
-from nautile.configs.distill import DistillConfig, EmbeddingConfig
+from nautile.configs.distill import DistillConfig, EmbeddingConfig, PromptSetConfig
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.evaluation import EvaluateConfig, HeldOutConfig
 from nautile.configs.ingest import IngestPart
@@ -26,9 +27,12 @@ from nautile.configs.readers import is_on_hub
 from nautile.configs.training import ProblemsConfig, ProblemSource
 from nautile.data.distill.collect_prompts import check_set_sizes
 from nautile.data.distill.prompts import check_prompt_set, count_prompt_rows
+from nautile.data.endpoints.chat_types import CallError
 from nautile.data.endpoints.endpoint import client_for, lists_model
 from nautile.data.endpoints.keys import check_key
 from nautile.data.endpoints.own_server import ServerCommand
+from nautile.data.endpoints.rate_limit import RateLimiter
+from nautile.data.records import REQUIRED_COLUMNS
 from nautile.data.sources.hub import COMMIT, check_hub_split
 from nautile.evals.benchmarks.registry import BENCHMARKS, parts_of
 from nautile.flows.dag import Step
@@ -201,13 +205,40 @@ def connection_error(url: str) -> str | None:
 
 @dataclass
 class HubDataset:
-    """A split of a dataset at a commit, and the configuration's field that names it."""
+    """A split of a dataset at a commit, and the configuration's field that names it.
+
+    `columns`: those that the field needs, as far as it names them; of a benchmark only its parser knows.
+    """
 
     label: str
     path: str
     subset: str
     split: str
     revision: str
+    columns: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What is read, and at which commit."""
+        return f"{' '.join(filter(None, (self.path, self.subset)))} at {self.revision[:12]}"
+
+
+@dataclass
+class Reached:
+    """A dataset, source or endpoint, and what is known of it; None: not known. `fault`: why it cannot be used."""
+
+    label: str
+    what: str  # the dataset at its commit, or the model at its address
+    fault: str | None = None
+    gated: bool | None = None
+    files: int | None = None
+    rows: int | None = None  # estimated, if there are several files
+    columns: tuple[str, ...] | None = None
+    languages: dict[str, float] | None = None  # share of the rows that were read
+    serves: str | None = None  # the model that its reply names
+    requests_per_minute: float | None = None  # by its headers
+    batch: bool | None = None  # whether its batch interface answers, if it is used
+    dollars_per_million: tuple[float, float] | None = None  # in and out
 
 
 @dataclass
@@ -218,6 +249,12 @@ class Answers:
     refused: list[str] = field(default_factory=list)
     silent: list[str] = field(default_factory=list)
     unclear: list[str] = field(default_factory=list)
+    reached: list[Reached] = field(default_factory=list, compare=False)  # everything that was asked for
+
+    def refuse(self, reached: Reached, error: ConfigError | Retryable) -> None:
+        """Record that something cannot be used, or did not answer."""
+        reached.fault = f"{reached.label}: {str(error).removeprefix(f'{reached.label}: ')}"
+        (self.silent if isinstance(error, Retryable) else self.refused).append(reached.fault)
 
 
 def hub_datasets(steps: Iterable[Step]) -> list[HubDataset]:
@@ -226,7 +263,8 @@ def hub_datasets(steps: Iterable[Step]) -> list[HubDataset]:
     # What is asked and held out has the label of what is asked.
     for step in sorted(steps, key=lambda step: step.stage.name == "held_out"):
         for dataset in _datasets_of(step):
-            datasets.setdefault((dataset.path, dataset.subset, dataset.split, dataset.revision), dataset)
+            known = datasets.setdefault((dataset.path, dataset.subset, dataset.split, dataset.revision), dataset)
+            known.columns = tuple(dict.fromkeys([*known.columns, *dataset.columns]))
     return list(datasets.values())
 
 
@@ -252,18 +290,32 @@ def ask_online(steps: Sequence[Step], show: Callable[[str], object]) -> Answers:
 
 def _ask_hub(datasets: Sequence[HubDataset], answers: Answers, show: Callable[[str], object]) -> None:
     if datasets and (fault := hub_fault()):
-        answers.silent += [f"{d.label}: {fault}, for {d.path}" for d in datasets]
+        for dataset in datasets:
+            reached = Reached(dataset.label, dataset.name)
+            answers.reached.append(reached)
+            answers.refuse(reached, Retryable(f"{fault}, for {dataset.path}"))
         return
+    gated = {entry.hub for entry in BENCHMARKS.values() if entry.gated}
     for dataset in datasets:
         show(f"asking the Hub for {dataset.path}")
+        reached = Reached(dataset.label, dataset.name, gated=dataset.path in gated)
+        answers.reached.append(reached)
         try:
-            check_hub_split(dataset)
+            facts = check_hub_split(dataset)
+            reached.files, reached.rows, reached.columns = facts.files, facts.rows, facts.columns
+            columns = dataset.columns if facts.columns is None else facts.columns
+            if missing := [name for name in dataset.columns if name not in columns]:
+                raise ConfigError(f"{dataset.path} has no column {', '.join(missing)}, but {', '.join(columns)}")
         except ConfigError as error:
-            answers.refused.append(str(error))
+            # Whose terms were not accepted is told so in many ways.
+            terms = "; it is gated: accept its terms on the Hub and set HF_TOKEN"
+            more = terms if reached.gated and "gated" not in str(error) else ""
+            answers.refuse(reached, ConfigError(f"{error}{more}"))
         except Retryable as error:
-            answers.silent.append(str(error))
+            answers.refuse(reached, error)
         else:
-            answers.confirmed.append(f"{dataset.label}: {dataset.path} at {dataset.revision[:12]}")
+            rows = "" if facts.rows is None else f", {'about ' if facts.files > 1 else ''}{facts.rows:,} rows"
+            answers.confirmed.append(f"{dataset.label}: {dataset.path} at {dataset.revision[:12]}{rows}")
 
 
 async def ask_endpoints(endpoints: dict[str, EndpointConfig], answers: Answers) -> None:
@@ -272,15 +324,19 @@ async def ask_endpoints(endpoints: dict[str, EndpointConfig], answers: Answers) 
 
 
 async def _ask_endpoint(label: str, config: EndpointConfig, answers: Answers) -> None:
+    reached = Reached(label, f"{config.model} at {config.address}")
+    reached.dollars_per_million = (config.dollars_per_million_in, config.dollars_per_million_out)
+    answers.reached.append(reached)
     try:
         check_key(label.removeprefix("endpoints."), config)
-        listed = await _lists_model(label, config)
+        listed = await _lists_model(label, config, reached)
         # Some servers list their models to anybody: then the answer says nothing of the key.
         public = listed and not config.vendor.needs_key and config.key_variable and await _is_public(label, config)
     except ConfigError as error:
-        answers.refused.append(f"{label}: {error}")
+        key = f" (the key of {config.key_variable})" if config.key_variable and "Error code: 40" in str(error) else ""
+        answers.refuse(reached, ConfigError(f"{error}{key}"))
     except Retryable as error:
-        answers.silent.append(f"{label}: {error}")
+        answers.refuse(reached, error)
     else:
         if not listed:
             answers.unclear.append(f"{label}: {config.address} answers, but does not list its models")
@@ -289,15 +345,27 @@ async def _ask_endpoint(label: str, config: EndpointConfig, answers: Answers) ->
                 f"{label}: {config.address} has {config.model}, but lists it without {config.key_variable}"
             )
         else:
-            answers.confirmed.append(f"{label}: {config.model}")
+            limit = reached.requests_per_minute
+            quota = "" if limit is None else f", {limit:,.0f} requests a minute"
+            answers.confirmed.append(f"{label}: {config.model}{quota}")
 
 
-async def _lists_model(label: str, config: EndpointConfig) -> bool:
-    client = client_for(config, lambda headers: None)
+async def _lists_model(label: str, config: EndpointConfig, reached: Reached | None = None) -> bool:
+    limiter = RateLimiter()
+    client = client_for(config, limiter.on_headers)
     try:
-        return await lists_model(label.removeprefix("endpoints."), config, client)
+        listed = await lists_model(label.removeprefix("endpoints."), config, client)
+        if reached is not None and config.mode == "batch":
+            await client.find("none has this label", time.time())  # lists its jobs
+            reached.batch = True
+    except CallError as error:
+        kind = Retryable if error.retryable else ConfigError
+        raise kind(f"its batch interface does not answer: {error.message}") from None
     finally:
         await client.close()
+    if reached is not None:
+        reached.requests_per_minute = limiter.stated_per_minute
+    return listed
 
 
 async def _is_public(label: str, config: EndpointConfig) -> bool:
@@ -317,12 +385,14 @@ def _datasets_of(step: Step) -> Iterator[HubDataset]:
         source = IngestPart.model_validate(section["ingest"]).source
         if is_on_hub(source.reader):
             label = f"ingest.sources {source.name!r}"
-            yield HubDataset(label, source.path, source.subset, source.split, source.revision)
+            columns = [*REQUIRED_COLUMNS[source.form], *(["language"] if source.languages else [])]
+            columns += ["score"] if source.minimum_score is not None else []
+            needed = tuple((source.columns or {}).get(name, name) for name in columns)
+            yield HubDataset(label, source.path, source.subset, source.split, source.revision, needed)
     if stage == "distill":
         for prompts in DistillConfig.model_validate(section["distill"]).prompt_sets:
             if prompts.source == "hub":
-                label = f"distill.prompt_sets {prompts.name!r}"
-                yield HubDataset(label, prompts.path, prompts.subset, prompts.split, prompts.revision)
+                yield _prompts_of(f"distill.prompt_sets {prompts.name!r}", prompts)
     if stage in ("held_out", "evaluate"):
         model = HeldOutConfig if stage == "held_out" else EvaluateConfig
         for choice in model.model_validate(section[stage]).benchmarks:
@@ -338,10 +408,15 @@ def _datasets_of(step: Step) -> Iterator[HubDataset]:
                 yield from _problem_sets(f"{stage}.{name}", entry)
 
 
+def _prompts_of(label: str, prompts: PromptSetConfig) -> HubDataset:
+    needed = tuple(prompts.columns.values()) if prompts.form == "columns" else ()
+    needed = ("instruction",) if prompts.form == "instruction" else needed
+    return HubDataset(label, prompts.path, prompts.subset, prompts.split, prompts.revision, needed)
+
+
 def _problem_sets(label: str, source: ProblemSource) -> Iterator[HubDataset]:
     if source.prompt_set is not None and source.prompt_set.source == "hub":
-        prompts = source.prompt_set
-        yield HubDataset(f"{label}.prompt_set", prompts.path, prompts.subset, prompts.split, prompts.revision)
+        yield _prompts_of(f"{label}.prompt_set", source.prompt_set)
     if training_set := TRAINING_SETS.get(source.source):
         for part in training_set.parts:
             revision = source.revision or training_set.pinned

@@ -25,6 +25,7 @@ from nautile.flows.operate import prefect_server
 from nautile.flows.operate.services import join_server, url_of
 from nautile.flows.progress_view import LiveView, LogView, RunProgress, summary_table, view_for
 from nautile.flows.readiness import has_prompt_files, missing_settings, missing_webhook, refuse_missing_rows
+from nautile.flows.rehearsal import not_rehearsed
 from nautile.flows.render import relative
 from nautile.flows.selection import PreparedRun, Selection, check_ray_hosts, is_in_store, outdated_lines, prepare_run
 from nautile.flows.stored_configs import store_config
@@ -92,8 +93,10 @@ def run(
     if prepared.changes:
         out.print(Text(f"changes {describe_changes(prepared.changes)}"), soft_wrap=True)
     print_forecast(out, prepared, store)
-    for line in outdated_lines(store, prepared):
-        out.print(Text(line, style="yellow"), soft_wrap=True)
+    to_make = [step for step in prepared.steps if selection.force or not is_in_store(store, step)]
+    for line in (*outdated_lines(store, prepared), not_rehearsed(store, config, to_make, argument)):
+        if line:
+            out.print(Text(line, style="yellow"), soft_wrap=True)
     for line in missing_webhook(config.operation):
         out.print(Text(line), soft_wrap=True)
     log_file = prefect_server.configure_prefect(store)

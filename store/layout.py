@@ -42,6 +42,8 @@ class Layout:
         self.compiled = root / "compiled"  # JAX's compilation cache
         self.cache = root / "cache"  # what can be made again or fetched again
         self.sweeps = root / "sweeps"  # a record of each sweep
+        self.rehearsals = root / "rehearsals"  # a record of each configuration's last one (flows/rehearsal.py)
+        self.rehearsal_store = self.rehearsals / "rehearsed"  # their own store
         self.questions = root / "questions"  # a note for each run that waits for an answer (flows/operate/approval.py)
         self.prefect = root / "prefect"  # Prefect's own files, unless PREFECT_HOME names another folder
         self.services = root / "services.json"  # the processes that `nautile up` has started
@@ -60,6 +62,10 @@ class Layout:
     def execution_log(self, stage: str, execution: str) -> Path:
         """The log of an execution, once its last attempt has ended."""
         return self.logs / f"{stage}-{execution}.txt"
+
+    def rehearsal(self, digest: str) -> Path:
+        """The record of the last rehearsal of a configuration, by the digest of what was rehearsed."""
+        return self.rehearsals / f"{digest}.json"
 
     def stored_config(self, digest: str) -> Path:
         """The configuration of a run, by which a flow's parameter names it (flows/stored_configs.py)."""

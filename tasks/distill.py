@@ -43,11 +43,17 @@ VALIDATION_SHARE = 0.01
 ROWS_PER_SHARD = 4096
 CHARACTERS_PER_TOKEN = 4  # a usual average for English; only where nothing was measured
 LONGEST_QUERY = 1500  # assumed tokens of a prompt and its passage, without measured calls
+REHEARSED_PROMPTS = 4  # of each set
 SAMPLES = 3  # in the manifest: accepted documents, and rejected ones for each reason
 TITLE = "Data card: distilled documents"
 
 
-@stage("index", version=1, outputs=("retrieval",))
+def _index_rehearsal(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """An exact index: the cells of the other kind need thousands of exemplars."""
+    return {"index": settings["index"] | {"kind": "exact"}}
+
+
+@stage("index", version=1, outputs=("retrieval",), rehearsal=_index_rehearsal)
 def index(job: Job) -> None:
     """Embed and index the exemplars. A resumed run reuses the vectors computed so far."""
     config = job.part("index", IndexConfig)
@@ -93,6 +99,14 @@ def _limits(section: Mapping[str, Any]) -> list[str]:
     return [f"{until}{part['prompts']:,} prompts", budget_limit(part)]
 
 
+def _rehearsal(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A few prompts of each set, for the same teachers; a share of so few replies may be rejected by chance."""
+    part = settings["distill"]
+    sets = [{**prompt_set, "count": REHEARSED_PROMPTS} for prompt_set in part["prompt_sets"]]
+    few = {"prompts": REHEARSED_PROMPTS * len(sets), "accepted": None, "prompt_sets": sets}
+    return {"distill": part | few | {"max_rejected_share": max(0.9, part["max_rejected_share"])}}
+
+
 @stage(
     "distill",
     version=6,
@@ -102,6 +116,7 @@ def _limits(section: Mapping[str, Any]) -> list[str]:
     heading="Distillation",
     limits=_limits,
     calls=_calls,
+    rehearsal=_rehearsal,
 )
 def distill(job: Job) -> None:
     """Check all inputs and endpoints, distil, tokenise, write the data card. A resumed run repeats no finished file."""

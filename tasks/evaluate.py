@@ -43,9 +43,11 @@ from nautile.store.layout import StagingFiles
 from nautile.store.mirror import open_store
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Calls, budget_limit, stage
+from nautile.tasks.rehearsal import TOKENS, few_problems
 from nautile.tasks.reporting.render import write_table
 
 ROWS, LIKELIHOOD_ROWS = "rows.jsonl", "likelihood.jsonl"
+REHEARSED_ITEMS, REHEARSED_BATCH = 2, 8  # items of each benchmark
 SHOWN_BAD_ROWS = 20  # in the manifest; the log has all of them
 
 
@@ -55,7 +57,12 @@ def _check(section: str, part: EvaluateConfig | HeldOutConfig) -> None:
         check_benchmark(choice, f"{section}.benchmarks")
 
 
-@stage("held_out", version=1, outputs=("questions",), check=partial(_check, "held_out"))
+def _as_it_is(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """All questions: some ten files of a few MB each, and what is not read here cannot be held out."""
+    return {}
+
+
+@stage("held_out", version=1, outputs=("questions",), check=partial(_check, "held_out"), rehearsal=_as_it_is)
 def held_out(job: Job) -> None:
     """Publish the questions of every benchmark, and count those too short or too common to search for in texts."""
     part = job.part("held_out", HeldOutConfig)
@@ -116,6 +123,20 @@ def _calls(section: Mapping[str, Any], endpoints: Mapping[str, EndpointConfig]) 
     yield Calls("evaluate", section["model_under_test"]["endpoint"], count, count, tokens)
 
 
+def _rehearsal(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A few items of each benchmark. Checkpoints write short answers; endpoints whole ones, whose length is a price."""
+    part = settings["evaluate"]
+    choices = [
+        {**choice, "items": min(REHEARSED_ITEMS, choice["items"] or REHEARSED_ITEMS)} for choice in part["benchmarks"]
+    ]
+    few: dict[str, Any] = {"benchmarks": choices, "batch": min(REHEARSED_BATCH, part["batch"])}
+    if part["held_out"]:
+        few["held_out"] = few_problems(part["held_out"])
+    if not part["models"]:
+        few["max_tokens"] = min(TOKENS, part["max_tokens"])
+    return {"evaluate": part | few}
+
+
 @stage(
     "evaluate",
     version=7,
@@ -126,6 +147,7 @@ def _calls(section: Mapping[str, Any], endpoints: Mapping[str, EndpointConfig]) 
     limits=lambda section: [budget_limit(section["evaluate"])] if "model_under_test" in section else [],
     calls=_calls,
     check=partial(_check, "evaluate"),
+    rehearsal=_rehearsal,
 )
 def evaluate(job: Job) -> None:
     """Ask the model each question that has no row yet, then score and publish."""

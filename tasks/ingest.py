@@ -9,7 +9,7 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ TOKENISE, PACK = "tokenise", "pack"
 AGAINST = "against."  # prefix of the inputs that are signatures of sources earlier in the configuration
 TOKENISED, FETCHING = "files", ".fetching"  # folders in scratch
 FILE_LIST = "files.jsonl"  # likewise a file
+REHEARSED_ROWS, REHEARSED_EXEMPLARS = 256, 32  # of each source
 SHOWN_SKIPPED = 20  # skipped files in the manifest of the artifact; `files.jsonl` has all of them
 
 
@@ -97,6 +98,21 @@ def _check_sources(config: IngestConfig) -> None:
         check_source(source)
 
 
+def _rehearsal(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The first rows of each source, of which enough are for validation and as exemplars."""
+    exemplars = max(REHEARSED_EXEMPLARS, (settings["distill"] or {}).get("neighbours", 0))
+    sources = [
+        {
+            **source,
+            "records": min(REHEARSED_ROWS, source["records"] or REHEARSED_ROWS),
+            "exemplars": min(exemplars, source["exemplars"]),
+            "validation_share": source["validation_share"] and max(0.1, source["validation_share"]),
+        }
+        for source in settings["ingest"]["sources"]
+    ]
+    return {"ingest": settings["ingest"] | {"sources": sources}}
+
+
 @stage(
     "ingest",
     version=4,
@@ -104,6 +120,7 @@ def _check_sources(config: IngestConfig) -> None:
     optional=("exemplars", "signatures"),
     samples="",
     check=_check_sources,
+    rehearsal=_rehearsal,
     fan_outs=(
         FanOut(
             TOKENISE,

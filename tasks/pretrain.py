@@ -1,6 +1,7 @@
 """The `pretrain` stage: from `tokens` artifacts, by source name, and an optional start to a `checkpoint`."""
 
 from collections.abc import Mapping
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,35 @@ from nautile.store.layout import StagingFiles
 from nautile.store.manifest import read_manifest
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Curve, stage
+from nautile.tasks.rehearsal import STEPS
 
 START = "start.checkpoint"  # name of the input to start from; the dot keeps it apart from names of sources
+
+REHEARSED_BATCH = 2  # rows; at least one for each accelerator
+_ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/accel*", "/dev/vfio/[0-9]*")
+_GROUPED = {"memory_heads": "query_heads", "attention_heads": "kv_heads"}  # heads -> those that they may share
 
 
 def _limits(section: Mapping[str, Any]) -> list[str]:
     return [f"{amount(sum(phase['tokens'] for phase in section['pretrain']['phases']))} tokens to train on"]
+
+
+def _rehearsal(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Two steps of each phase, with a model of one block that has the same layers, precision and vocabulary.
+
+    Each is saved, validated and sampled from. The width follows from the smallest heads that any pattern allows. What
+    the stage would start from is of the model's own shape, so that it starts anew.
+    """
+    part, model = settings["pretrain"], settings["model"]
+    devices = sum(len(glob(pattern)) for pattern in _ACCELERATORS)  # counted without JAX, which takes seconds
+    rows = min(max(REHEARSED_BATCH, devices), part["batch_rows"])
+    phases = [{**p, "tokens": STEPS * rows * settings["ingest"]["row_length"]} for p in part["phases"]]
+    few = {"phases": phases, "batch_rows": rows, "micro_rows": None, "fsdp": 1, "start": None}
+    few |= {name: min(STEPS, part[name]) for name in ("validate_every", "validation_rows", "sample_every")}
+    grouped = {name: 1 if model[name] < model[heads] else 2 for heads, name in _GROUPED.items()}
+    width = 32 * model["spectral_samples"]
+    small = {"blocks": 1, "width": width, "feed_forward": 2 * width, "memory_heads": 2, "attention_heads": 2, **grouped}
+    return {"pretrain": part | few | {"save_every": 1, "log_every": 1}, "model": model | small}
 
 
 @stage(
@@ -40,6 +64,7 @@ def _limits(section: Mapping[str, Any]) -> list[str]:
         Curve("speed", ("tokens_per_second",), "tokens/s"),
     ),
     limits=_limits,
+    rehearsal=_rehearsal,
 )
 def pretrain(job: Job) -> None:
     """Train on the sources that the mixtures name. All of them must have been tokenised by one tokenizer."""

@@ -8,13 +8,21 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nautile.common.files import write_json
 from nautile.common.text import counted
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.rewards import DEFAULT_REWARD, REWARDS
-from nautile.configs.training import AlignConfig, JudgeConfig, ReasonConfig, SelfDistillConfig
+from nautile.configs.training import (
+    SMALLEST_GUARD,
+    TRAINED,
+    AlignConfig,
+    JudgeConfig,
+    ReasonConfig,
+    SelfDistillConfig,
+)
 from nautile.data.endpoints.pool import EndpointPool
 from nautile.data.sources.reasoning_gym import derived_seed
 from nautile.rl.calibration import KINDS, calibrate
@@ -24,6 +32,7 @@ from nautile.rl.problems import ProblemScreen, check_files, load_references
 from nautile.rl.rewards import is_mastered, judged, own_reward, sampled_reply, verifiable
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Calls, Curve, Stage
+from nautile.tasks.rehearsal import STEPS, few_problems, short_rollout
 
 if TYPE_CHECKING:  # JAX takes seconds to import, and every command imports this file for the DAG
     from nautile.rl.reinforce import Reinforcement
@@ -190,6 +199,34 @@ def _check_align(config: AlignConfig) -> None:
         check_files(config.answered, "align", "answered")
 
 
+def _rehearsed_stage(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Two steps of a few short completions, and a guard of the fewest problems that one may have.
+
+    A checkpoint of the store has another shape than the model of a rehearsal: the stage continues the one before it.
+    """
+    part = settings[name]
+    few: dict[str, Any] = {"rollout": short_rollout(part["rollout"]), "problems": few_problems(part["problems"])}
+    few["start"] = part["start"] if part["start"] in TRAINED else None
+    if "least_success" in part:
+        few["least_success"] = None  # an untrained model solves nothing
+    if part.get("answered"):
+        few["answered"] = few_problems(part["answered"])
+    if policy := part.get("policy"):
+        guarded = few.get("answered") or few["problems"]
+        steps = {"steps": min(STEPS, policy["steps"]), "refill": min(1, policy["refill"]), "inner_epochs": 1}
+        steps |= {"save_every": 1, "fsdp": 1, "guard_every": policy["guard_every"] and 1}
+        few["policy"] = policy | steps | {"guard_problems": max(SMALLEST_GUARD, len(guarded["sources"] or ()))}
+    else:
+        few |= {"rounds": 1, "epochs": 1, "batch_rows": min(STEPS, part["batch_rows"]), "fsdp": 1}
+    if judge := part.get("judge"):
+        # One answer of each kind, and a pair of hostile ones.
+        few["judge"] = judge | {
+            "calibration_items": min(len(KINDS), judge["calibration_items"]),
+            "hostile_items": min(2, judge["hostile_items"]),
+        }
+    return {name: part | few}
+
+
 @reinforcement_stage(
     "align",
     version=11,
@@ -198,6 +235,7 @@ def _check_align(config: AlignConfig) -> None:
     calls=_judge_calls,
     check=_check_align,
     compile_ahead="nautile.rl.ahead_of_time:compile_align",
+    rehearsal=partial(_rehearsed_stage, "align"),
 )
 def align(job: Job) -> None:
     """Calibrate the judge, train the input checkpoint by reinforcement, publish the policy and every rollout."""
@@ -293,6 +331,7 @@ def _check_reason(config: ReasonConfig) -> None:
     limits=lambda section: _steps_and_completions(section["reason"]),
     check=_check_reason,
     compile_ahead="nautile.rl.ahead_of_time:compile_reason",
+    rehearsal=partial(_rehearsed_stage, "reason"),
 )
 def reason(job: Job) -> None:
     """Train the input checkpoint by reinforcement; publish the policy and every rollout."""
@@ -329,6 +368,7 @@ def _completions(section: Mapping[str, Any]) -> list[str]:
     limits=_completions,
     check=_check_self_distill,
     compile_ahead="nautile.rl.ahead_of_time:compile_self_distillation",
+    rehearsal=partial(_rehearsed_stage, "self_distill"),
 )
 def self_distill(job: Job) -> None:
     """Sample completions, keep those better than their group's mean, and train on them, weighted by advantage."""

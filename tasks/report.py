@@ -52,7 +52,7 @@ LONGEST_OVERLAP = 160  # characters of an overlapping text
 COST, STAND_INS = "Cost", "Stand-ins"  # titles of the detailed sections
 
 
-@stage("report", version=5, outputs=("report",))
+@stage("report", version=5, outputs=("report",), rehearsal=lambda settings: {})
 def report(job: Job) -> None:
     """Collect the data of the run, compose the sections, render them as a page and as Markdown."""
     if not job.inputs:

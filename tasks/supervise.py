@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from nautile.common.errors import ConfigError
-from nautile.configs.training import SuperviseConfig
+from nautile.configs.training import TRAINED, SuperviseConfig
 from nautile.data.sources.reasoning_gym import derived_seed
 from nautile.rl.problems import SOLVED_SOURCES, check_files
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Curve, stage
+from nautile.tasks.rehearsal import STEPS, few_problems
 
 
 def _check(config: SuperviseConfig) -> None:
@@ -30,6 +31,14 @@ def _rows(section: Mapping[str, Any]) -> list[str]:
     return [f"{part['problems']['count'] * part['epochs']:,} solutions to train on"]
 
 
+def _rehearsal(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Two rows at once of a few solutions, after the stage before it."""
+    part = settings["supervise"]
+    few = {"problems": few_problems(part["problems"]), "epochs": 1, "batch_rows": min(STEPS, part["batch_rows"])}
+    start = part["start"] if part["start"] in TRAINED else None
+    return {"supervise": part | few | {"fsdp": 1, "save_every": 1, "start": start}}
+
+
 @stage(
     "supervise",
     version=1,
@@ -45,6 +54,7 @@ def _rows(section: Mapping[str, Any]) -> list[str]:
     ),
     limits=_rows,
     check=_check,
+    rehearsal=_rehearsal,
 )
 def supervise(job: Job) -> None:
     """Train the input checkpoint on solutions of the problems, with the prompts masked."""

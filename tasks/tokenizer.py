@@ -23,6 +23,7 @@ from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import stage
 
 MEGABYTE = 10**6
+REHEARSED_MEGABYTES, REHEARSED_RANKS = 1.0, 512
 CONFIG = "config.json"  # names the ranks as that of a checkpoint does
 MEASURED_EVERY = 20  # one document in so many is measured and not trained on …
 MEASURED_BYTES = 4 * MEGABYTE  # … up to so much text of a source
@@ -50,7 +51,15 @@ def _limits(section: Mapping[str, Any]) -> list[str]:
     return [f"{amount(sum(section['tokenizer']['train']['megabytes'].values()) * MEGABYTE)} bytes of text to train on"]
 
 
-@stage("tokenizer", version=1, outputs=("tokenizer",), heading="Tokenizer", limits=_limits)
+def _rehearsal(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Fewer merges, which the first rows of the sources are enough for; the model keeps its larger vocabulary."""
+    part = settings["tokenizer"]
+    megabytes = {name: min(REHEARSED_MEGABYTES, most) for name, most in part["train"]["megabytes"].items()}
+    ranks = min(REHEARSED_RANKS, part["ranks"])
+    return {"tokenizer": part | {"ranks": ranks, "train": part["train"] | {"megabytes": megabytes}}}
+
+
+@stage("tokenizer", version=1, outputs=("tokenizer",), heading="Tokenizer", limits=_limits, rehearsal=_rehearsal)
 def tokenizer(job: Job) -> None:
     """Train the ranks on a sample of each source, and measure them beside cl100k_base's on texts set aside."""
     config = job.part("tokenizer", TokenizerConfig)

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nautile.common.files import parse_json
@@ -76,6 +76,7 @@ class RawReply:
     tokens_in: int | None
     tokens_out: int | None
     tokens_reasoning: int | None = None
+    model: str | None = field(default=None, compare=False)  # that has answered, as the server says
 
 
 def parse_reply_body(
@@ -129,7 +130,8 @@ def parse_completion(reply: Any, config: EndpointConfig) -> RawReply:
         finish = "length" if thoughts else finish
     if repeats_key(text, config) or repeats_key(finish, config):
         raise CallError("leaked_key", "the reply repeats the API key, so it is not kept")
-    return RawReply(text, finish, *_counts(reply.get("usage"), text))
+    model = reply.get("model")
+    return RawReply(text, finish, *_counts(reply.get("usage"), text), model if isinstance(model, str) else None)
 
 
 def error_of_status(status: int, content: bytes | str, headers: Mapping[str, str], url: str) -> CallError:

@@ -408,7 +408,8 @@ class Endpoint:
 
 
 def reply_of(raw: RawReply, digest: str, endpoint: str, latency_s: float | None) -> ChatReply:
-    return ChatReply(**vars(raw), latency_s=latency_s, cached=False, digest=digest, endpoint=endpoint)
+    fields = {name: value for name, value in vars(raw).items() if name != "model"}  # a reply is known by its request
+    return ChatReply(**fields, latency_s=latency_s, cached=False, digest=digest, endpoint=endpoint)
 
 
 async def send_request(

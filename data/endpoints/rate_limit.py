@@ -95,6 +95,11 @@ class RateLimiter:
         self._pause_s = 0.0  # that the server asked for at the last refusal
 
     @property
+    def stated_per_minute(self) -> float | None:
+        """The requests a minute that the server's headers allow; None if they have not said."""
+        return None if self.requests.stated == math.inf else 60 * self.requests.stated / HEADROOM
+
+    @property
     def pause_s(self) -> float:
         """Seconds that are left of a pause that the server asked for. May be read in any thread."""
         return max(0.0, self._paused_until - self._clock())

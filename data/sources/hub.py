@@ -14,6 +14,7 @@ import errno
 import hashlib
 import json
 import logging
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ from typing import Any, Protocol, TypeVar
 
 import httpx2  # the HTTP client under huggingface_hub
 import pyarrow
-from pyarrow.parquet import ParquetFile
+from pyarrow.parquet import ParquetFile, write_table
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.files import write_atomically
@@ -35,6 +36,8 @@ from nautile.data.sources.local_files import count_jsonl_rows, is_parquet
 
 log = logging.getLogger(__name__)
 
+# The environment variable of a rehearsal (flows/rehearsal.py): of a Parquet file only so many rows are fetched.
+FIRST_ROWS = "NAUTILE_FIRST_ROWS"
 DOWNLOADS = 3  # attempts at a file that arrives with another digest
 PATHS_PER_REQUEST = 500
 TRANSIENT_STATUSES = (408, 425, 429)  # and every 5xx
@@ -116,16 +119,34 @@ def list_hub_files(source: HubSplit) -> list[SourceFile]:
     return files
 
 
-def check_hub_split(source: HubSplit) -> None:
+@dataclass(frozen=True)
+class SplitFacts:
+    """What a few small requests tell of a split. `rows` and `columns`: None unless its first file is Parquet.
+
+    `rows` of several files are estimated from the first one's by their bytes.
+    """
+
+    files: int
+    rows: int | None = None
+    columns: tuple[str, ...] | None = None
+
+
+def check_hub_split(source: HubSplit) -> SplitFacts:
     """Check by a few small requests that a dataset's pinned files exist, and that this user may read the first.
 
     Raises as `list_hub_files`, also for a gated dataset, whose files everybody may list.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
-    for file in list_hub_files(source)[:1]:
+    files = list_hub_files(source)
+    for file in files[:1]:
         url = hf_hub_url(source.path, file.path, repo_type="dataset", revision=source.revision)
         _retried(source, file.path, partial(get_hf_file_metadata, url))  # a HEAD request
+        if file.path.endswith(".parquet"):  # not the CSV of a benchmark
+            rows, columns = _read_parquet(source, file, lambda p: (p.metadata.num_rows, tuple(p.schema_arrow.names)))
+            share = (file.bytes or 0) / sum(other.bytes or 0 for other in files)
+            return SplitFacts(len(files), rows if len(files) == 1 else round(rows / share), columns)
+    return SplitFacts(len(files))
 
 
 def count_hub_rows(source: HubSplit, file: SourceFile, folder: Path) -> int:
@@ -133,24 +154,29 @@ def count_hub_rows(source: HubSplit, file: SourceFile, folder: Path) -> int:
 
     `folder`: a folder for this call alone, removed at the end. Raises as `list_hub_files`.
     """
-    from huggingface_hub import HfFileSystem
-
     if not is_parquet(file.path):
         try:
             return count_jsonl_rows(fetch_hub_file(source, file, folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+    return _read_parquet(source, file, lambda parquet: parquet.metadata.num_rows)
 
-    def read_footer() -> int:
+
+def _read_parquet(source: HubSplit, file: SourceFile, read: Callable[[ParquetFile], T]) -> T:
+    """What `read` takes from a Parquet file of the Hub, which is read by ranges."""
+    from huggingface_hub import HfFileSystem
+
+    def attempt() -> T:
         name = f"datasets/{source.path}@{source.revision}/{file.path}"
         try:
             with HfFileSystem().open(name, "rb", block_size=1 << 16) as remote_file:
-                return ParquetFile(remote_file).metadata.num_rows
+                # Page by page: a column of SYNTH is one chunk of some hundred MB.
+                return read(ParquetFile(remote_file, buffer_size=1 << 16, pre_buffer=False))
         except pyarrow.ArrowException as error:
             message = f"{describe(source, file.path)}: is not a Parquet file ({first_line(error)})"
             raise _DamagedFile(message) from None
 
-    return _retried(source, file.path, read_footer)
+    return _retried(source, file.path, attempt)
 
 
 def fetch_hub_file(source: HubSplit, file: SourceFile, folder: Path) -> Path:
@@ -161,6 +187,8 @@ def fetch_hub_file(source: HubSplit, file: SourceFile, folder: Path) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.utils import disable_progress_bars
 
+    if (rows := os.environ.get(FIRST_ROWS)) and is_parquet(file.path):
+        return _fetch_first_rows(source, file, folder, int(rows))
     disable_progress_bars()
     where, difference = describe(source, file.path), ""
     for _ in range(DOWNLOADS):
@@ -180,6 +208,19 @@ def fetch_hub_file(source: HubSplit, file: SourceFile, folder: Path) -> Path:
         log.warning("%s: %s; downloading it again", where, difference)
         shutil.rmtree(folder)
     raise ConfigError(f"{where}: {difference}, {DOWNLOADS} times")
+
+
+def _fetch_first_rows(source: HubSplit, file: SourceFile, folder: Path, rows: int) -> Path:
+    """Write the first rows of a Parquet file into `folder`; no digest can be checked of a part."""
+    path = folder / file.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(parquet: ParquetFile) -> None:
+        head = next(parquet.iter_batches(rows), None)
+        write_table(pyarrow.Table.from_batches([head] if head else [], parquet.schema_arrow), path)
+
+    _read_parquet(source, file, write)
+    return path
 
 
 def _data_files(source: HubSplit) -> list[str]:
@@ -260,6 +301,8 @@ def _clear_errors(where: str) -> Iterator[None]:
             status = error.response.status_code
             if status < 500 and status not in TRANSIENT_STATUSES:
                 message = f"{where}: cannot be read ({reason}); check `path`, `revision` and HF_TOKEN"
+                if isinstance(error, errors.GatedRepoError):
+                    message = f"{where}: it is gated: accept its terms on the Hub and set HF_TOKEN"
                 raise ConfigError(message) from error
         if isinstance(error, httpx2.HTTPError | errors.LocalEntryNotFoundError | ConnectionError | TimeoutError):
             raise Retryable(f"{where}: the Hub did not answer ({type(error).__name__}: {reason})") from error
@@ -269,7 +312,7 @@ def _clear_errors(where: str) -> Iterator[None]:
             message = f"{where}: {reason}; it is gated: accept its terms on the Hub and set HF_TOKEN"
             raise ConfigError(message) from error
         if isinstance(error, ValueError | FileNotFoundError):  # from `datasets`, for an unknown subset or dataset
-            raise ConfigError(f"{where}: {reason}") from error
+            raise ConfigError(f"{where}: {reason} (check `path`, `subset` and `revision`)") from error
         if isinstance(error, OSError) and error.errno not in OWN_DISK:
             raise Retryable(f"{where}: could not be fetched whole ({reason})") from error
         raise

@@ -11,23 +11,13 @@ from nautile.configs.base import fingerprint
 from nautile.configs.operation import PlanConfig
 from nautile.configs.schema import RunConfig
 from nautile.flows.dag import resolve_starts
-from nautile.model.capacity.flops import TrainingEstimate, estimate_training, parameters_by_formula
+from nautile.model.capacity.flops import TrainingEstimate, estimate_training
 from nautile.model.capacity.topology import GIB, check_compiler, enable_compilers, parse_topology
-from nautile.model.capacity.utilisation import utilisation
 from nautile.store.artifacts import Store
 from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.progress import StageUpdate, subscribe
 from nautile.tasks.engine.stage import RunContext
 from nautile.tasks.reporting.capacity import plan_capacity
-
-
-def assumed_mfu(config: RunConfig, topology: str) -> float:
-    """The utilisation to assume on named chips. Raises `ConfigError` for an unknown topology."""
-    if topology == "local":
-        return 0.4  # of which no estimate of time is made
-    chip = parse_topology(topology).chip
-    assert chip is not None
-    return utilisation(chip, config.model, sum(parameters_by_formula(config.model).values())).share
 
 
 def estimate_pretraining(config: RunConfig, topology: str, mfu: float, fsdp: int | None) -> TrainingEstimate | None:

@@ -317,6 +317,64 @@ class SweepOutput(Output):
     metrics: list[MetricOutput]
 
 
+class ReachedOutput(Output):
+    """A dataset, source or endpoint; null: not known."""
+
+    label: str
+    what: str  # the dataset at its commit, or the model at its address
+    fault: str | None  # why it cannot be used
+    gated: bool | None
+    files: int | None
+    rows: int | None  # estimated, if there are several files
+    columns: list[str] | None
+    languages: dict[str, float] | None  # shares of the rows that were read
+    serves: str | None  # the model that its reply names
+    requests_per_minute: float | None  # by its headers
+    batch: bool | None  # its batch interface answers, if it is used
+    dollars_per_million: list[float] | None  # tokens in, tokens out
+
+
+class RehearsedStage(Output):
+    label: str
+    made_small: bool  # false: its stage does not declare how
+    outcome: Literal["done", "failed", "skipped", "not reached"]
+    seconds: float | None
+    dollars: float | None  # null: it asks no paid endpoint
+    error: str | None
+    remedy: str | None  # what helps, or why it was not run
+    crashed: bool
+
+
+class WholeRunOutput(Output):
+    """What a step of the whole run asks of an endpoint."""
+
+    label: str
+    purpose: str
+    endpoint: str
+    model: str
+    requests: int
+    requests_per_minute: float | None  # by its headers or settings
+    hours: float | None
+    dollars: list[float]  # low, expected, high
+    measured: int  # replies that the dollars rest on
+    like: str  # if 0: the endpoint whose replies for the same step they rest on; empty: on the longest allowed
+
+
+class RehearsalOutput(Output):
+    config: str
+    complete: bool  # everything was reached
+    limit_dollars: float
+    dollars: float
+    seconds: float
+    reached: list[ReachedOutput]
+    stages: list[RehearsedStage]
+    whole_run: list[WholeRunOutput]
+    pretrain_days: float | None  # by arithmetic, on the chips of launch.topology
+    faults: list[str]
+    notes: list[str]
+    skipped: str  # why nothing more was paid; empty if all was
+
+
 class PlannedRun(Output):
     arm: str
     seed: int | None
@@ -380,6 +438,7 @@ class GarbageOutput(Output):
 
 
 OUTPUTS: dict[str, Any] = {
+    "rehearse": RehearsalOutput,
     "sweep": SweepOutput,
     "sweep --dry-run": SweepPlan,
     "status": list[StepOutput],

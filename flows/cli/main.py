@@ -29,6 +29,7 @@ from nautile.flows.cli.operate import approve, dashboard, deploy, down, reconcil
 from nautile.flows.cli.plan import plan
 from nautile.flows.cli.plugins import plugins
 from nautile.flows.cli.publish import publish
+from nautile.flows.cli.rehearse import rehearse
 from nautile.flows.cli.serve import serve
 from nautile.flows.cli.store import store_app
 from nautile.flows.cli.sweep import sweep
@@ -436,7 +437,7 @@ class CommandByReference(TyperCommand):
 
 # The panels of `nautile --help`, and the commands in their order.
 PANELS: dict[str, dict[str, Callable[..., Any] | typer.Typer | UseCommand]] = {
-    "Run": {"run": run, "sweep": sweep, "plan": plan, "status": status},
+    "Run": {"run": run, "rehearse": rehearse, "sweep": sweep, "plan": plan, "status": status},
     "Look": {
         "runs": runs,
         "artifacts": artifacts,

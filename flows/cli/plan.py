@@ -108,8 +108,9 @@ def plan(
     if compare:
         compare_plan(load(config, settings), topology, fsdp, setting or [], as_json)
         return
-    from nautile.flows.cli.capacity import assumed_mfu, estimate_markdown, estimate_pretraining, plan_pretraining
+    from nautile.flows.cli.capacity import estimate_markdown, estimate_pretraining, plan_pretraining
     from nautile.flows.dag import pipeline_steps
+    from nautile.flows.device_plan import assumed_mfu
     from nautile.flows.forecast import forecast_calls, forecast_lines, forecast_reading, pack_anew, reading_markdown
     from nautile.flows.readiness import (
         ask_online,

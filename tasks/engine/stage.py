@@ -101,6 +101,8 @@ class Stage:
     - `calls`: (section, endpoints) -> the requests of the step, for the forecast of its cost.
     - `check`: raises `ConfigError` for a part NAME of the section that cannot work, before anything runs.
     - `compile_ahead`: reference of (model, tokenizer, part NAME), which compiles its programs while cores are idle.
+    - `rehearsal`: the whole configuration (JSON data) -> the parts, by name, that a rehearsal has otherwise: few steps,
+      and few rows of what is read (`flows.rehearsal`). {}: it is small. None: not declared, so as configured.
     """
 
     name: str
@@ -123,6 +125,7 @@ class Stage:
     calls: Callable[[Mapping[str, Any], Mapping[str, EndpointConfig]], Iterable[Calls]] = lambda section, endpoints: ()
     check: Callable[[Any], None] = lambda part: None
     compile_ahead: str = ""
+    rehearsal: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         # Names become parts of paths in the store and of event files.

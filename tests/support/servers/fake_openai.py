@@ -162,7 +162,7 @@ class FakeOpenAI(FakeServer):
                 {"id": name, "object": "model", "created": 0, "owned_by": "fake", "capabilities": {}, **self.card}
                 for name in self.models
             ]
-            return json_response({"object": "list", "data": models})
+            return json_response({"object": "list", "data": models}, headers=self._limit_headers())
         if request.method == "GET" and request.path == "/v1/counts":
             return json_response(self.counts())
         if request.method == "POST" and request.path.startswith("/v1/chat/completions"):
@@ -246,14 +246,20 @@ class FakeOpenAI(FakeServer):
         self._level_at = now
         fits = self._level >= 1
         self._level -= fits
+        return fits, self._limit_headers()
+
+    def _limit_headers(self) -> dict[str, str]:
+        if self.limit is None:
+            return {}
+        rate, burst = self.limit
         left, reset = int(self._level), (burst - self._level) / rate
         if self.states == "openai":
             names = ("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests")
-            return fits, dict(zip(names, (f"{60 * rate:.0f}", str(left), f"{1000 * reset:.0f}ms"), strict=True))
+            return dict(zip(names, (f"{60 * rate:.0f}", str(left), f"{1000 * reset:.0f}ms"), strict=True))
         if self.states == "mistral":
             names = ("x-ratelimit-limit-req-minute", "x-ratelimit-remaining-req-minute")
-            return fits, dict(zip(names, (f"{60 * rate:.0f}", str(left)), strict=True))
-        return fits, {}
+            return dict(zip(names, (f"{60 * rate:.0f}", str(left)), strict=True))
+        return {}
 
     def _completion(self, body: dict[str, Any]) -> dict[str, Any]:
         words = self.reply(body).split(" ")
