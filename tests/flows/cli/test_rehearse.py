@@ -51,6 +51,11 @@ teachers = [{{ endpoint = "teacher" }}]
 """
 
 
+pytestmark = pytest.mark.timeout(3600)
+# On one worker: what the first has rehearsed the others reuse.
+SHARED = pytest.mark.xdist_group("rehearsal")
+
+
 @dataclass
 class Ended:
     code: int
@@ -75,7 +80,6 @@ def rehearse(folder: Path, *words: str, **variables: str) -> Ended:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_small_configuration_is_rehearsed_within_its_limit_also_with_a_source_of_one_row(tmp_path):
     (tmp_path / "one.jsonl").write_text(json.dumps({"text": "The only text that there is. " * 40}) + "\n")
     with FakeOpenAI(per_million=PRICES) as server:
@@ -125,7 +129,7 @@ def rehearsed_once(tmp_path_factory):
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(3600)
+@SHARED
 def test_the_published_run_is_rehearsed_end_to_end(rehearsed_once):
     _, ended, teachers, mistral = rehearsed_once
     assert ended.code == 0, ended.err + ended.out
@@ -141,12 +145,24 @@ def test_the_published_run_is_rehearsed_end_to_end(rehearsed_once):
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(3600)
-def test_the_run_of_one_gpu_is_rehearsed_end_to_end(rehearsed_once):
+@SHARED
+def test_the_run_of_one_host_is_rehearsed_end_to_end(rehearsed_once):
     folder, *_ = rehearsed_once
     with world(folder / "spark") as (_, _, words, variables):
         ended = rehearse(folder, "spark", *words, "--yes", **variables)
     assert ended.code == 0, ended.err + ended.out
+
+
+@pytest.mark.heavy
+@SHARED
+def test_the_run_of_one_gpu_is_rehearsed_for_nothing(tmp_path):
+    with PublicHub(tmp_path / "hub") as served:
+        variables = {"HF_ENDPOINT": served.url, "HF_TOKEN": ACCEPTED}
+        ended = rehearse(tmp_path, "nautile_100m", "--spend", "0", **variables)
+    assert ended.code == 0, ended.err + ended.out
+    result = ended.result()
+    assert (result["complete"], result["dollars"]) == (True, 0.0)
+    assert {"tokenizer", "supervise", "reason"} <= {stage["label"] for stage in result["stages"]}
 
 
 UNKNOWN = "f" * 40
@@ -165,7 +181,7 @@ FAULTS = {
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(3600)
+@SHARED
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named_and_nobody_is_paid(rehearsed_once, tmp_path, fault):
     folder, *_ = rehearsed_once
@@ -181,7 +197,7 @@ def test_a_fault_is_named_and_nobody_is_paid(rehearsed_once, tmp_path, fault):
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(3600)
+@SHARED
 def test_a_low_quota_and_other_languages_are_named_before_anything_is_paid(rehearsed_once, tmp_path):
     folder, *_ = rehearsed_once
     quota = {"limit": (0.25, 6), "states": "mistral"}

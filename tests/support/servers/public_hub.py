@@ -93,6 +93,7 @@ OTHERS: dict[str, tuple[str, Callable[[int, bool], Row]]] = {
     "euclaise/writingprompts": ("data/train-00000-of-00001.parquet", _story),
     "HuggingFaceTB/smoltalk": ("data/{subset}/train-00000-of-00001.parquet", _messages("messages", 4000)),
     "EleutherAI/hendrycks_math": (_PATH, _math),
+    "HuggingFaceTB/finemath": (_PATH, _web),
 }
 
 
@@ -110,7 +111,9 @@ class PublicHub(BenchmarkHub):
                         subset=part.subset, split=part.split
                     )
                     _write(path, records(part.name, 2000 + TRAINING_ROWS)[2000:], {})
-        datasets = [d for name in ("nautile_370m", "spark") for d in hub_datasets(pipeline_steps(load(name)))]
+        datasets = [
+            d for name in ("nautile_370m", "nautile_100m", "spark") for d in hub_datasets(pipeline_steps(load(name)))
+        ]
         for dataset in datasets:
             if dataset.path in OTHERS:
                 self._add(folder, dataset, (renamed or {}).get(dataset.path), french)
