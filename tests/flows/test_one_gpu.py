@@ -42,7 +42,7 @@ def run(words: str, store: Path, folder: Path) -> tuple[int, str]:
 def test_a_command_exists_with_its_options_and_its_configuration_loads(words):
     program, *rest = shlex.split(words, comments=True)
     group = typer.main.get_command(app)
-    if Path(program).name != "nautile" or (rest[0] == "rehearse" and "rehearse" not in group.commands):
+    if Path(program).name != "nautile":
         return
     command = group.commands[rest[0]]
     with command.make_context(rest[0], rest[1:], resilient_parsing=False) as context:
