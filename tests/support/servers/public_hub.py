@@ -41,6 +41,10 @@ def _web(n: int, french: bool) -> Row:
     }  # fmt: skip
 
 
+def _pages_of_mathematics(n: int, french: bool) -> Row:
+    return _web(7000 + n, french)
+
+
 def _synth(n: int, french: bool) -> Row:
     title, text = _article(2000 + n, french)
     return {
@@ -93,7 +97,7 @@ OTHERS: dict[str, tuple[str, Callable[[int, bool], Row]]] = {
     "euclaise/writingprompts": ("data/train-00000-of-00001.parquet", _story),
     "HuggingFaceTB/smoltalk": ("data/{subset}/train-00000-of-00001.parquet", _messages("messages", 4000)),
     "EleutherAI/hendrycks_math": (_PATH, _math),
-    "HuggingFaceTB/finemath": (_PATH, _web),
+    "HuggingFaceTB/finemath": (_PATH, _pages_of_mathematics),
 }
 
 
