@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def store(tmp_path_factory):
     """A store with the checkpoint of the chain's pretraining, its evaluation and a report."""
     table = tomllib.loads(CHAIN.read_text(encoding="utf-8"))
-    for name in ("distill", "align", "reason", "self_distill"):
+    for name in ("distill", "supervise", "align", "reason", "self_distill"):
         del table[name]
     table["pretrain"]["phases"][1]["mixture"] = {"synth": 1.0}
     table["tokenizer"] = {"ranks": RANKS, "train": {"megabytes": {"fineweb_edu": 0.02, "synth": 0.02}, "digits": 1}}
