@@ -1,11 +1,11 @@
 """Does the best learning rate move with the width? AdamW and Muon at widths 64, 128 and 256, five rates each.
 
-    python bench/studies/transfer.py [--store .nautile/transfer] [--widths 64 128 256] [--out docs/results] [--report]
+    python bench/studies/transfer.py [--store .nautile/transfer] [--widths 64 128 256] [--report]
 
 Each cell is a run of `nautile sweep` up to the evaluation after `pretrain`, which resumes after a stop: 0.6 M positions
 of the default configuration's text, web and reasoning mixed from the first step, WSD, heads of 32 numbers at every
 width, the paper's 2:1 pattern. Held-out bits per byte, of the two sources in the mixture's shares. `--report` only
-writes the tables.
+prints the tables.
 
 Decided before the cells ran (docs/results/transfer.md has the outcome); the grid began at 5e-4 and was moved up by a
 factor of two once the lowest cell of width 64 was at its upper end, before any other width was complete:
@@ -138,8 +138,8 @@ def markdown(found: Losses) -> str:
 
 
 def main() -> None:
-    defaults = {"store": Path(".nautile/transfer"), "out": ROOT / "docs/results"}
-    arguments = argument_parser(__doc__, widths=[64, 128, 256], report=False, **defaults).parse_args()
+    store_path = Path(".nautile/transfer")
+    arguments = argument_parser(__doc__, widths=[64, 128, 256], report=False, store=store_path).parse_args()
     store = Store(arguments.store.absolute())
     if not arguments.report:
         store.root.mkdir(parents=True, exist_ok=True)
@@ -147,9 +147,7 @@ def main() -> None:
         file.write_text(sweep_text(arguments.widths), encoding="utf-8")
         command = [sys.executable, "-m", "nautile.flows.cli.main", "sweep", file, "--yes", "--parallel", "1"]
         subprocess.run(command, cwd=ROOT, env=os.environ | {"NAUTILE_STORE": str(store.root)}, check=True)
-    text = markdown(losses(store, "transfer"))
-    (arguments.out / "transfer-cells.md").write_text(text, encoding="utf-8")
-    print(text, flush=True)
+    print(markdown(losses(store, "transfer")), flush=True)
 
 
 if __name__ == "__main__":
