@@ -232,13 +232,14 @@ def ngram_batches(vocabulary: int, rows: int, length: int, steps: int) -> Iterat
         }  # fmt: skip
 
 
-def training_program(shapes: Shapes, name: str, mixing: str, remat: str) -> Any:
+def training_program(shapes: Shapes, name: str, mixing: str, remat: str, attention: str) -> Any:
     from nautile.configs.base import OptimizerConfig
     from nautile.configs.training import PhaseConfig, PretrainConfig
     from nautile.model.sharding import make_mesh
     from nautile.model.training.step import Program
 
-    model, steps = model_config(shapes, name, mixing=mixing, remat=remat), shapes.steps[name]
+    model = model_config(shapes, name, mixing=mixing, remat=remat, attention=attention)
+    steps = shapes.steps[name]
     rows = shapes.rows[name][remat]
     phase = PhaseConfig(name="bench", tokens=rows * model.context * steps, mixture={"bench": 1.0})
     optimizer = OptimizerConfig(learning_rate=shapes.rates[name], warmup_steps=steps // 5)
@@ -246,11 +247,12 @@ def training_program(shapes: Shapes, name: str, mixing: str, remat: str) -> Any:
     return Program(config, model, make_mesh(1), steps, 1, model.context, 0)
 
 
-VARIANTS = [(mixing, remat) for remat in ("layer", "none") for mixing in ("fused", "chunked")]
+VARIANTS = [(mixing, remat, "plain") for remat in ("layer", "none") for mixing in ("fused", "chunked")]
+VARIANTS.append(("fused", "none", "fused"))
 
 
 @cache
-def compiled_steps(shapes: Shapes, name: str, variants: tuple[tuple[str, str], ...]) -> dict[tuple, Future]:
+def compiled_steps(shapes: Shapes, name: str, variants: tuple[tuple[str, ...], ...]) -> dict[tuple, Future]:
     """Each variant's program, its compiled step and the seconds that this took.
 
     On an accelerator they compile at the same time, one in each thread: compilation is most of what this bench costs.
@@ -259,9 +261,9 @@ def compiled_steps(shapes: Shapes, name: str, variants: tuple[tuple[str, str], .
 
     from nautile.model.training.step import TrainState
 
-    def compiled(mixing: str, remat: str) -> tuple[Any, Any, float]:
+    def compiled(*variant: str) -> tuple[Any, Any, float]:
         start = time.perf_counter()
-        program = training_program(shapes, name, mixing, remat)
+        program = training_program(shapes, name, *variant)
         lowered = program.step.lower(TrainState._make(program.state_shapes()), program.batch_shapes())
         return program, lowered.compile(), time.perf_counter() - start
 
@@ -277,7 +279,7 @@ def fresh_state(shapes: Shapes, name: str) -> Callable[[], Any]:
     return training_program(shapes, name, *VARIANTS[0]).fresh
 
 
-def train_row(shapes: Shapes, name: str, variant: tuple[str, str], variants: tuple[tuple[str, str], ...]) -> Row:
+def train_row(shapes: Shapes, name: str, variant: tuple[str, ...], variants: tuple[tuple[str, ...], ...]) -> Row:
     """Training steps of one form: time, tokens/s, memory, utilisation, and the loss of the first and last step."""
     import jax
 
@@ -542,7 +544,8 @@ def tasks(shapes: Shapes, sections: list[str]) -> Iterator[Task]:
         if section in sections and section != "rl":
             variants = tuple(VARIANTS if shapes is PUBLISHED else VARIANTS[:1])
             for variant in variants:
-                label = f"{section}: {variant[0]}, remat {variant[1]}"
+                fused_attention = ", fused attention" * (variant[2] == "fused")
+                label = f"{section}: {variant[0]}, remat {variant[1]}{fused_attention}"
                 yield label, partial(train_row, shapes, section, variant, variants)
         elif section in sections:
             for spread in (1.0, 5.0):

@@ -142,6 +142,8 @@ class ModelConfig(Section):
     feed_forward: PositiveInt = 2730  # inner width of the SwiGLU
     rope_base: PositiveFloat = 10_000.0
     qk_norm: bool = True  # normalise queries and keys before their product
+    # "fused": `jax.nn.dot_product_attention`, by cuDNN on a GPU in bfloat16; elsewhere with all scores in memory.
+    attention: Operational[Literal["plain", "fused"]] = "plain"
 
     sca_norm_epsilon: PositiveFloat = 1e-5
     norm_epsilon: PositiveFloat = 1e-6
@@ -234,7 +236,7 @@ class ModelConfig(Section):
 
 
 # Fields in which the model may differ from the checkpoint: they change no parameter's shape or meaning.
-_MAY_DIFFER = {"context", "compute_dtype", "mixing", "chunk", "remat"}
+_MAY_DIFFER = {"context", "compute_dtype", "mixing", "chunk", "attention", "remat"}
 
 
 def refuse_other_shape(folder: Path, name: str, model: ModelConfig, tokenizer: TokenizerConfig) -> None:

@@ -8,8 +8,10 @@ import pytest
 from nautile.model.layers import attention
 
 
-@pytest.mark.parametrize("block", [256, 4])
-def test_values_and_gradients_are_those_of_the_dense_form(block, monkeypatch):
+@pytest.mark.parametrize(
+    ("attend", "block"), [(attention.attend, 256), (attention.attend, 4), (attention.attend_fused, 256)]
+)
+def test_values_and_gradients_are_those_of_the_dense_form(attend, block, monkeypatch):
     monkeypatch.setattr(attention, "QUERY_BLOCK", block)
     keys = jax.random.split(jax.random.key(0), 4)
     q = jax.random.normal(keys[0], (2, 11, 4, 8))
@@ -27,7 +29,7 @@ def test_values_and_gradients_are_those_of_the_dense_form(block, monkeypatch):
     @jax.jit
     def run(slope):
         results = []
-        for form in (lambda *parts: attention.attend(*parts, segments), dense):
+        for form in (lambda *parts: attend(*parts, segments), dense):
             out, back = jax.vjp(form, q, k, v)
             results.append((out, *back(slope)))
         return results
