@@ -4,7 +4,8 @@ Which package is in which extra is read from the metadata of the installation, t
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from types import TracebackType
@@ -78,6 +79,15 @@ def missing_extra(error: Exception) -> ConfigError | None:
     package = package_of(error.name)
     command = None if _is_installed(package) else how_to_install(package, _importing(error.__traceback__))
     return ConfigError(f"this needs the package {package}, which is not installed: {command}") if command else None
+
+
+@contextmanager
+def extras_named() -> Iterator[None]:
+    """Raise the refusal of `missing_extra` for a module that the block imports and that is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise missing_extra(error) or error from None
 
 
 def _is_installed(package: str) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from nautile.common.errors import ConfigError
 from nautile.common.text import amount
 from nautile.data.chat_template import encode_prompt, parse_completion
-from nautile.data.tokenizer import tokenizer_for
+from nautile.data.tokenizer import Tokenizer, tokenizer_for
 from nautile.flows.serve.token_stream import StreamedText, TokenStream
 from nautile.model.decoding.sampling import Sampling
 from nautile.model.runtimes.load import Runtime
@@ -47,28 +47,35 @@ class ChatAnswer:
         return f", {amount(later / seconds)} tokens/s" if later > 0 and seconds > 0 else ""
 
 
+def chat_sampling(tokenizer: Tokenizer, context: int, settings: ChatSettings) -> Sampling:
+    """How the replies of a chat are sampled: to the end of the turn, at most `max_tokens`."""
+    return Sampling(
+        # Reasoning is much longer than a question, and the RL stages sample with the same split.
+        max_tokens=settings.max_tokens or context - context // 4,
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        stop_ids=(tokenizer.im_end, tokenizer.end_of_text),
+        think_end=tokenizer.think_end,
+        thinking_budget=settings.thinking_budget,
+    )
+
+
 class Chat:
     """Single turns with a loaded checkpoint or export. Raises ConfigError if the settings do not fit its context."""
 
     def __init__(self, loaded: Runtime, settings: ChatSettings) -> None:
-        model = loaded.config
+        context = loaded.config.context
         self._tokenizer = tokenizer_for(loaded.tokenizer)
-        # Reasoning is much longer than a question, and the RL stages sample with the same split.
-        limit = settings.max_tokens or model.context - model.context // 4
-        sampling = Sampling(
-            max_tokens=limit,
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            stop_ids=(self._tokenizer.im_end, self._tokenizer.end_of_text),
-            think_end=self._tokenizer.think_end,
-            thinking_budget=settings.thinking_budget,
-        )
-        if limit >= model.context:
-            raise ConfigError(f"max_tokens {limit} leaves no room for a question in a context of {model.context}")
+        sampling = chat_sampling(self._tokenizer, context, settings)
+        room = context - sampling.max_tokens
+        if room <= 0:
+            raise ConfigError(
+                f"max_tokens {sampling.max_tokens} leaves no room for a question in a context of {context}"
+            )
         # One program is compiled for the whole conversation; shorter prompts are padded to its length.
-        self._sampler = loaded.sampler(sampling, rows=1, prompt_length=model.context - limit)
-        self._seed, self._questions = settings.seed, 0
+        self._sampler = loaded.sampler(sampling, rows=1, prompt_length=room)
+        self._seed, self.questions = settings.seed, 0  # asked so far
 
     def ask(self, answer: ChatAnswer) -> Iterator[StreamedText]:
         """Generate the reply to `answer.query`: yield text as it is generated, and fill in `answer` at the end.
@@ -82,12 +89,12 @@ class Chat:
                 f"{self._sampler.prompt_length}: shorten it, or lower max_tokens"
             )
         # The same question asked twice gets two replies, and `--seed` repeats the whole conversation.
-        self._questions += 1
+        self.questions += 1
         started = time.perf_counter()
         ids: list[int] = []
         stream = TokenStream(self._tokenizer, chat=True)
         # The first stride includes the prefill, and the compilation with the first question.
-        for completion in self._sampler.stream(prompt, (self._seed, self._questions)):
+        for completion in self._sampler.stream(prompt, (self._seed, self.questions)):
             new_ids = completion.ids[len(ids) :].tolist()  # a completion holds all tokens so far
             ids += new_ids
             if not answer.first_tokens:

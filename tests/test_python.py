@@ -54,10 +54,16 @@ def test_a_text_has_its_result_alone_and_in_a_batch(model):
     prompts = ["2 + 2", "a longer prompt of some words", "x"]
     together = model.generate(prompts, max_tokens=8, temperature=0)
     assert [model.generate(prompt, max_tokens=8, temperature=0) for prompt in prompts] == together
+    warm = {"max_tokens": 8, "temperature": 1.0, "seed": 3}
+    first, _, again = model.generate(["x", "2 + 2", "x"], **warm)
+    assert first == model.generate("x", **warm) != again
     answers = model.chat(["2 + 2", "x"], max_tokens=24, temperature=0, thinking_budget=4)
     assert answers[0] == model.chat(prompts[0], max_tokens=24, temperature=0, thinking_budget=4)
     streamed = "".join(model.stream(prompts[0], max_tokens=24, temperature=0, thinking_budget=4))
     assert streamed == answers[0].answer
+    settings = {"max_tokens": 24, "temperature": 1.0, "thinking_budget": 4, "seed": 3}
+    replies = ["".join(model.stream("2 + 2", **settings)) for _ in range(2)]
+    assert replies == 2 * [model.chat("2 + 2", **settings).answer]
 
 
 @pytest.mark.slow

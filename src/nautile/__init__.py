@@ -31,14 +31,20 @@ def load(name: "str | PathLike[str] | None" = None, *, store: "str | PathLike[st
     `name`: a stage of training (its newest checkpoint), an artifact's id, a folder, None for the newest checkpoint.
     `store`: a folder or URL; None: `$NAUTILE_STORE`, else `./.nautile`. Raises `ConfigError` if there is none.
     """
-    from nautile.language_model import load_model
+    from nautile.common.extras import extras_named
 
-    return load_model(name, store)
+    with extras_named():
+        from nautile.language_model import load_model
+
+        return load_model(name, store)
 
 
 def open(location: "str | PathLike[str] | None" = None) -> "OpenedStore":
     """Open a store to read what it has recorded. `location`: as `store` of `load`. Raises `ConfigError`."""
-    from nautile.opened_store import OpenedStore
+    from nautile.common.extras import extras_named
+
+    with extras_named():
+        from nautile.opened_store import OpenedStore
 
     return OpenedStore(location)
 
@@ -60,7 +66,10 @@ def run(
     `--only` and `--force`. `name` must be one that no run of the store has. Raises `ConfigError` for a configuration or
     setting that is wrong, before anything is started.
     """
-    from nautile.run_handle import RunHandle
+    from nautile.common.extras import extras_named
+
+    with extras_named():
+        from nautile.run_handle import RunHandle
 
     return RunHandle(config, set or {}, start, until, only, force, name, store)
 

@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -11,15 +12,15 @@ import numpy as np
 from pydantic import BaseModel
 
 from nautile.common.errors import ConfigError
+from nautile.common.extras import extras_named
 from nautile.data.chat_template import encode_prompt, parse_completion
 from nautile.data.tokenizer import tokenizer_for
-from nautile.flows.chat import Chat, ChatAnswer, ChatSettings
+from nautile.flows.chat import Chat, ChatAnswer, ChatSettings, chat_sampling
 from nautile.flows.named import checkpoint_folder
 from nautile.model.decoding.cache import length_buckets
 from nautile.model.decoding.generate import Completion
 from nautile.model.decoding.sampling import Sampling
-from nautile.model.exports.onnx.folder import is_onnx_export
-from nautile.model.runtimes.load import load_runtime
+from nautile.model.runtimes.load import load_runtime, runtime_of
 from nautile.store.mirror import open_store
 from nautile.uses.labelled.config import ClassifyConfig, ExtractConfig, TextsConfig
 
@@ -44,7 +45,7 @@ class LanguageModel:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self.runtime = "onnx" if is_onnx_export(self.folder) else "jax"
+        self.runtime = runtime_of(self.folder)
         self._loaded = load_runtime(self.runtime, self.folder)
         self.config = self._loaded.config
         self.name = self._loaded.name
@@ -101,12 +102,8 @@ class LanguageModel:
         `max_tokens` None: three quarters of the context. `thinking_budget`: tokens after which the thinking is ended.
         """
         texts = _texts("chat", messages)
-        limit = max_tokens or self.config.context - self.config.context // 4
-        sampling = Sampling(
-            limit, temperature, top_k, top_p,
-            stop_ids=(self.tokenizer.im_end, self.tokenizer.end_of_text),
-            think_end=self.tokenizer.think_end, thinking_budget=thinking_budget,
-        )  # fmt: skip
+        settings = ChatSettings(max_tokens, temperature, top_k, top_p, thinking_budget, seed)
+        sampling = chat_sampling(self.tokenizer, self.config.context, settings)
         answers = []
         completions = self._complete([encode_prompt(self.tokenizer, text) for text in texts], sampling, seed)
         for text, completion in zip(texts, completions, strict=True):
@@ -119,6 +116,7 @@ class LanguageModel:
         chosen = ChatSettings(**settings)
         if (chat := self._chats.get(chosen)) is None:
             chat = self._chats[chosen] = Chat(self._loaded, chosen)
+        chat.questions = 0
         for added in chat.ask(ChatAnswer(message)):
             if added.answer:
                 yield added.answer
@@ -154,7 +152,8 @@ class LanguageModel:
 
         `labels`: needed unless the model was tuned for some; then the likeliest by the model's own judgement.
         """
-        from nautile.uses.classify.stage import TextClassifier
+        with extras_named():
+            from nautile.uses.classify.stage import TextClassifier
 
         section = ClassifyConfig(
             texts=_GIVEN, labels=tuple(labels), instructions=instructions, threshold=threshold, rows_at_once=ROWS
@@ -171,7 +170,8 @@ class LanguageModel:
         None where no valid document could be had (`refused` of the last call says why). Raises `ConfigError` for a
         schema that decoding cannot be held to.
         """
-        from nautile.uses.extract.stage import REASONS, Extractor
+        with extras_named():
+            from nautile.uses.extract.stage import REASONS, Extractor
 
         model = None if isinstance(schema, dict) else schema
         shape = schema if isinstance(schema, dict) else schema.model_json_schema()
@@ -181,10 +181,8 @@ class LanguageModel:
         )  # fmt: skip
         rows = self._with_rows("extract", texts, Extractor(self.folder, section, shape).run)
         self.refused = {row["number"] - 1: REASONS[row["reason"]] for row in rows if row["reason"]}
-        documents = [None if row["json"] is None else row["json"] for row in rows]
-        if model:
-            return _like(texts, [None if each is None else model.model_validate_json(each) for each in documents])
-        return _like(texts, [None if each is None else json.loads(each) for each in documents])
+        read = json.loads if model is None else model.model_validate_json
+        return _like(texts, [None if row["json"] is None else read(row["json"]) for row in rows])
 
     def _complete(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Completion]:
         """Completions of token ids, in batches of prompts of similar length, so that few programs are compiled."""
@@ -199,6 +197,12 @@ class LanguageModel:
                     f"text {number} has {len(prompt)} tokens, and there is room for 1 to {room}: shorten it, or lower "
                     "max_tokens"
                 )
+        # A text that is given again has another sample, whatever stands between; the first has that of a chat.
+        asked = Counter[tuple[int, ...]]()
+        seeds = []
+        for prompt in prompts:
+            asked[tuple(prompt)] += 1
+            seeds.append((seed, asked[tuple(prompt)]))
         rows = 1 if len(prompts) == 1 else ROWS
         buckets = length_buckets(room, min(SHORTEST, room))
         found: dict[int, Any] = {}  # completions of either runtime
@@ -209,7 +213,7 @@ class LanguageModel:
                 sampler = self._samplers.get((sampling, rows, length))
                 if sampler is None:
                     sampler = self._samplers[sampling, rows, length] = self._loaded.sampler(sampling, rows, length)
-                completions = sampler([prompts[n] for n in batch], [(seed, n) for n in batch])
+                completions = sampler([prompts[n] for n in batch], [seeds[n] for n in batch])
                 found |= dict(zip(batch, completions, strict=True))
         return [found[n] for n in range(len(prompts))]
 

@@ -4,16 +4,14 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from nautile.common.errors import ConfigError
-from nautile.common.extras import missing_extra
 from nautile.flows.cli.runs import named_run, newest_names
 from nautile.store.catalog import Catalog
 from nautile.store.mirror import open_store
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class OpenedStore:
@@ -29,19 +27,19 @@ class OpenedStore:
     def __repr__(self) -> str:
         return f"<nautile store {self._store.location}>"
 
-    def runs(self) -> "pd.DataFrame":
+    def runs(self) -> pd.DataFrame:
         """A row for each run, the newest first."""
         return self.sql("SELECT * EXCLUDE (steps, settings) FROM runs WHERE pipeline ORDER BY newest DESC")
 
-    def steps(self, run: str) -> "pd.DataFrame":
+    def steps(self, run: str) -> pd.DataFrame:
         """A row for each step that a run has begun. `run`: an id or its first digits, or a name."""
         return self.sql("SELECT * FROM steps WHERE run = ? ORDER BY begun, label", [self._run(run)])
 
-    def metrics(self, run: str | None = None, name: str | None = None) -> "pd.DataFrame":
+    def metrics(self, run: str | None = None, name: str | None = None) -> pd.DataFrame:
         """The points of curves: run, label, name, source, step, value. `name`: of the metric, such as `loss`."""
         return self._of("metrics", run, {"name": name}, "run, label, name, step")
 
-    def samples(self, run: str | None = None, label: str | None = None) -> "pd.DataFrame":
+    def samples(self, run: str | None = None, label: str | None = None) -> pd.DataFrame:
         """Texts that the model wrote: continuations, rollouts with rewards, answers. `label`: of the step.
 
         `fields` has a dict for each: `samples["fields"].str["reward"]`.
@@ -50,17 +48,17 @@ class OpenedStore:
         frame["fields"] = frame["fields"].map(json.loads)
         return frame
 
-    def evaluations(self, run: str | None = None) -> "pd.DataFrame":
+    def evaluations(self, run: str | None = None) -> pd.DataFrame:
         """The scores after each stage by benchmark and figure, with the gain over the stage before."""
         return self._of("scores", run, {}, "run, label, benchmark, figure")
 
-    def artifacts(self, kind: str | None = None) -> "pd.DataFrame":
+    def artifacts(self, kind: str | None = None) -> pd.DataFrame:
         """A row for each artifact, the oldest first."""
         return self._of("artifacts", None, {"kind": kind}, "created")
 
-    def lineage(self, artifact: str) -> "pd.DataFrame":
+    def lineage(self, artifact: str) -> pd.DataFrame:
         """An artifact and all that it was made from: the columns of `artifacts`, and `depth`."""
-        return _frame(self._catalog.lineage(artifact))
+        return pd.DataFrame(self._catalog.lineage(artifact))
 
     def path(self, artifact: str) -> Path:
         """The folder of an artifact, fetched first if it is only at the store's remote. Raises `ConfigError`."""
@@ -70,14 +68,14 @@ class OpenedStore:
             self._store.fetch(found)
         return found.path
 
-    def sql(self, query: str, parameters: Sequence[Any] = ()) -> "pd.DataFrame":
+    def sql(self, query: str, parameters: Sequence[Any] = ()) -> pd.DataFrame:
         """The result of a query that only reads, as of `nautile sql`. Raises `ConfigError` with DuckDB's message."""
         self._store.refresh(events=True)
         self._catalog.catch_up()
         columns, rows = self._catalog.select(query, parameters)
-        return _frame([dict(zip(columns, row, strict=True)) for row in rows], columns)
+        return pd.DataFrame(rows, columns=columns)
 
-    def _of(self, view: str, run: str | None, equal: dict[str, str | None], order: str) -> "pd.DataFrame":
+    def _of(self, view: str, run: str | None, equal: dict[str, str | None], order: str) -> pd.DataFrame:
         wanted = {"run": None if run is None else self._run(run), **equal}
         chosen = {column: value for column, value in wanted.items() if value is not None}
         where = " AND ".join(f"{column} = ?" for column in chosen) or "true"
@@ -88,11 +86,3 @@ class OpenedStore:
         if (found := named_run(self._store, name)) is None:
             raise ConfigError(f"no run {name!r} in {self._store.location}: {newest_names(self._store)}")
         return found.run
-
-
-def _frame(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> "pd.DataFrame":
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise missing_extra(error) or error from None
-    return pd.DataFrame(rows, columns=columns)
