@@ -137,6 +137,11 @@ class EndpointConfig(Section):
         return bool(self.vendor.program or self.command)
 
     @property
+    def has_price(self) -> bool:
+        """Whether its tokens are charged for."""
+        return bool(self.dollars_per_million_in or self.dollars_per_million_out)
+
+    @property
     def address(self) -> str:
         """The base URL; empty for a program of this machine."""
         return self.url or self.vendor.url

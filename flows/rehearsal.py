@@ -146,7 +146,7 @@ def rehearsed(config: RunConfig, *, full_model: bool = False) -> RunConfig:
 def without_paid(config: RunConfig) -> RunConfig:
     """What of a small run asks no paid endpoint. A phase that is left without a source reads the first one."""
     settings = config.model_dump(mode="json")
-    paid = {name for name, endpoint in config.endpoints.items() if _has_price(endpoint)}
+    paid = {name for name, endpoint in config.endpoints.items() if endpoint.has_price}
     paid |= {name for name in config.endpoints if paid & set(with_fallbacks([name], config.endpoints))}
     evaluated = [model for model in settings["evaluate"]["models"] if model["endpoint"] not in paid]
     settings["evaluate"]["models"] = evaluated
@@ -224,7 +224,7 @@ def rehearse(
             result.skipped = _why_not_paid(dag, home, result, agree)
         endpoints = {label: e for label, e in remote_endpoints(real).items() if label != "index.embedding"}
         if result.skipped:
-            endpoints = {label: e for label, e in endpoints.items() if not _has_price(e)}
+            endpoints = {label: e for label, e in endpoints.items() if not e.has_price}
         run.left = limit
         asyncio.run(_ask_each(endpoints, answers, run))
         answered = [*answers.refused, *answers.silent]
@@ -266,10 +266,6 @@ def _first_rows_alone() -> Iterator[None]:
     finally:
         del os.environ[FIRST_ROWS]
         os.environ |= {FIRST_ROWS: before} if before is not None else {}
-
-
-def _has_price(endpoint: EndpointConfig) -> bool:
-    return bool(endpoint.dollars_per_million_in or endpoint.dollars_per_million_out)
 
 
 def _embedding(step: Step) -> EmbeddingConfig:
@@ -443,7 +439,7 @@ def _whole_run(real: Sequence[Step], dag: Sequence[Step], home: Store, answers: 
         rates = [rate for rate in (allowed.get(forecast.endpoint), config.requests_per_minute) if rate]
         low, expected, high = (dollars + added for dollars in forecast.dollars)
         others = [o for o in forecasts if (o.label, o.purpose) == (forecast.label, forecast.purpose) and o.measured]
-        like = others[0] if others and not forecast.measured and _has_price(config) else None
+        like = others[0] if others and not forecast.measured and config.has_price else None
         if like is not None:  # a teacher of difficult prompts, of which the few had none
             share = forecast.requests / max(1, like.requests)
             expected = reply_cost(config, round(share * like.tokens_in), round(share * like.tokens_out)) or 0.0
@@ -579,7 +575,7 @@ def _limited(step: Step, dollars: float) -> dict[str, Any]:
     """The step's section with budgets that add up to `dollars`; a lower one of its own stays."""
     section = deepcopy(step.section)
     part = section[step.stage.name]
-    paid = [e for e in section.get("endpoints", {}).values() if _has_price(EndpointConfig.model_validate(e))]
+    paid = [e for e in section.get("endpoints", {}).values() if EndpointConfig.model_validate(e).has_price]
     bounded = [part] if "budget_dollars" in part else paid
     for fields in bounded:
         own = fields["budget_dollars"]

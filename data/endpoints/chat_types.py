@@ -157,7 +157,7 @@ def output_constraint(request: ChatRequest, config: EndpointConfig) -> dict[str,
 
 def reply_cost(config: EndpointConfig, tokens_in: int | None, tokens_out: int | None) -> float | None:
     """Dollars of a reply, at the discount of batch mode; None if tokens are charged for and their number is unknown."""
-    if not (config.dollars_per_million_in or config.dollars_per_million_out):
+    if not config.has_price:
         return 0.0  # a free endpoint need not count tokens
     if tokens_in is None or tokens_out is None:
         return None

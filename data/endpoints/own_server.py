@@ -21,8 +21,9 @@ import sys
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -105,7 +106,7 @@ class OwnServer:
     """The processes of a program. They end with `close`, the thread that called `spawn`, or this process."""
 
     def __init__(self, program: ServerProgram | ServerCommand, connections: int = 1) -> None:
-        self._replicas: list[_Replica] | list[_Command]
+        self._replicas: Sequence[_Process]
         if isinstance(program, ServerCommand):
             self._start_s, self._replicas = program.start_s, [_Command(program)]
         else:
@@ -138,21 +139,41 @@ class OwnServer:
         self.close()
 
 
-class _Replica:
-    def __init__(self, program: ServerProgram) -> None:
-        self.process: subprocess.Popen[bytes] | None = None
-        self._program = program
-        self._log: IO[bytes] | None = None
-        self._url: str | None = None
+class _Process(ABC):
+    """A process that serves, once it is started."""
+
+    process: subprocess.Popen[bytes] | None = None
 
     @property
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
     def spawn(self) -> None:
-        if self.alive:
-            return
-        self.close()
+        """Start it, unless it runs."""
+        if not self.alive:
+            self.close()
+            self._start()
+
+    @abstractmethod
+    def _start(self) -> None: ...
+
+    @abstractmethod
+    def wait(self, until: float) -> str:
+        """The base URL, once it serves. Raises `OwnServerError` at `until` (monotonic), or if it ends before."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class _Replica(_Process):
+    """A process of a `ServerProgram`."""
+
+    def __init__(self, program: ServerProgram) -> None:
+        self._program = program
+        self._log: IO[bytes] | None = None
+        self._url: str | None = None
+
+    def _start(self) -> None:
         arguments = self._program.arguments()
         # A file and not a pipe: nobody reads the log while the server runs, and a full pipe would stop it.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
@@ -162,7 +183,7 @@ class _Replica:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, env=environment)
 
     def wait(self, until: float) -> str:
-        """The base URL, from the line that the process writes once it serves."""
+        # From the line that the process writes.
         assert self.process is not None, "spawn comes first"
         assert self.process.stdout is not None
         line = b""
@@ -201,24 +222,16 @@ def _not_started(model: str, reason: str, lines: list[str]) -> OwnServerError:
     return OwnServerError(f"the server of {model} did not start {reason}; {log}")
 
 
-class _Command:
+class _Command(_Process):
     """The process of a `ServerCommand`, under `run_command`, with a thread that reads what it prints."""
 
     def __init__(self, command: ServerCommand) -> None:
-        self.process: subprocess.Popen[bytes] | None = None
         self._command = command
         self._url = ""
         self._lines: deque[str] = deque(maxlen=LOG_LINES)
         self._reader: threading.Thread | None = None
 
-    @property
-    def alive(self) -> bool:
-        return self.process is not None and self.process.poll() is None
-
-    def spawn(self) -> None:
-        if self.alive:
-            return
-        self.close()
+    def _start(self) -> None:
         port = free_port()
         self._url = f"http://127.0.0.1:{port}/v1"
         words = [word.replace("{port}", str(port)) for word in self._command.words]
@@ -245,7 +258,6 @@ class _Command:
                 logger.info("%s: %s", self._command.model, self._lines[-1])
 
     def wait(self, until: float) -> str:
-        """The base URL, once the server answers there."""
         process, reader, opener = self.process, self._reader, build_opener(ProxyHandler({}))
         assert process is not None, "spawn comes first"
         assert reader is not None

@@ -479,7 +479,7 @@ class EndpointPool:
 
 def _warn_without_price(name: str, config: EndpointConfig) -> None:
     """Say that a budget in dollars does not limit an endpoint that may cost something, but has no price."""
-    if config.key_variable and not (config.dollars_per_million_in or config.dollars_per_million_out):
+    if config.key_variable and not config.has_price:
         logger.warning(
             "endpoint %r has no price, so no budget in dollars limits it: set its dollars_per_million_in and _out, "
             "or a budget_tokens",

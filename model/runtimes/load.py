@@ -64,6 +64,11 @@ Runtime: TypeAlias = "JaxRuntime | OnnxRuntime"
 RUNTIMES: dict[str, Callable[[Path], Runtime]] = {"jax": JaxRuntime, "onnx": onnx_runtime}
 
 
+def runtime_of(folder: Path) -> str:
+    """The name of the runtime that can load `folder`."""
+    return "onnx" if is_onnx_export(folder) else "jax"
+
+
 def load_runtime(name: str, folder: Path) -> Runtime:
     """Load a checkpoint (jax) or an ONNX export (onnx) from `folder`. Raises ConfigError if that fails."""
     check_runtime(name, folder)
@@ -74,8 +79,8 @@ def check_runtime(name: str, folder: Path) -> None:
     """Raise ConfigError unless the runtime called `name` can load `folder`."""
     if name not in RUNTIMES:
         raise ConfigError(f"--runtime {name}: is not one of {', '.join(RUNTIMES)}")
-    exported = is_onnx_export(folder)
-    if name == "jax" and exported:
+    fitting = runtime_of(folder)
+    if (name, fitting) == ("jax", "onnx"):
         raise ConfigError(f"{folder}: is an ONNX export: add `--runtime onnx`")
-    if name == "onnx" and not exported:
+    if (name, fitting) == ("onnx", "jax"):
         raise ConfigError(f"{folder}: is no ONNX export; `nautile export CHECKPOINT FOLDER --format onnx` creates one")

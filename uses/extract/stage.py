@@ -182,11 +182,10 @@ class Extractor:
 
     def __init__(self, folder: Path, config: ExtractConfig, schema: Schema) -> None:
         # Imported here because the command imports this file, and JAX takes seconds.
-        from nautile.model.exports.onnx.folder import is_onnx_export
-        from nautile.model.runtimes.load import load_runtime
+        from nautile.model.runtimes.load import load_runtime, runtime_of
 
         self._config = config
-        self._runtime = load_runtime("onnx" if is_onnx_export(folder) else "jax", folder)
+        self._runtime = load_runtime(runtime_of(folder), folder)
         self._model, self._tokenizer = self._runtime.config, tokenizer_for(self._runtime.tokenizer)
         marked = schema if config.spans == "marked" else with_spans(schema)
         self._constraint = Constraint(self._tokenizer, marked, "extract.json_schema")
