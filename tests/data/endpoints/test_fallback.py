@@ -9,6 +9,7 @@ from nautile.data.endpoints import circuit_breaker
 from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
 from nautile.data.endpoints.pool import raise_for_outage
 from tests.support.servers.fake_openai import FakeOpenAI, always
+from tests.support.stages.stage_parent import wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -61,18 +62,18 @@ def test_what_a_fallback_answered_is_not_sent_again(pool_for, servers):
     assert first.answered == 0
 
 
-@pytest.mark.slow
 def test_the_first_is_used_again_when_it_answers_again(pool_for, servers, monkeypatch):
-    monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 30.0)
+    monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 300.0)
     first, second = servers
     first.faults = lambda arrival: "500" if arrival < 8 else None
-    second.delay_s = 0.02
-    pool = pool_for(first=endpoint(first, "a", fallback=("second",), concurrency=4), second=endpoint(second, "b"))
-    replies = pool.ask(ask(200))
+    # The second answers once the first does again. Else it may have answered all by then, on a slow machine.
+    second.respond_as = lambda arrival, answer: wait_for(lambda: first.answered) and None
+    own = endpoint(first, "a", fallback=("second",), concurrency=4, attempts=20)
+    replies = pool_for(first=own, second=endpoint(second, "b")).ask(ask(40))
     assert all(isinstance(reply, ChatReply) for reply in replies)
-    assert first.answered + second.answered == 200
-    assert first.answered > 0
+    assert first.answered + second.answered == 40
     assert second.answered > 0
+    assert first.answered > 0
 
 
 @pytest.mark.parametrize("purpose", ["judge", "evaluate"])
