@@ -139,8 +139,11 @@ def sca(
     segments_BL: Array,
     positions_BL: Array,
     initial: SCAState | None = None,
+    operator: Callable[..., Any] = mix,
 ) -> tuple[Array, SCAState]:
     """Run the layer over whole rows: [B, L, D] to [B, L, D], and the state after each row's last document.
+
+    `operator`: what takes the place of `mix`, for studies of the layer.
 
     `initial` is the state that the first document of each row continues; None: empty. For the returned state to be
     right, rows must be padded on the left without `initial`, and on the right with it.
@@ -151,7 +154,7 @@ def sca(
     history_BTC = None if initial is None else initial.history_BTC
     branches_BLC = jax.nn.silu(causal_convolution(inputs_BLC, params["conv"], segments_BL, history_BTC))
     # Steps 2 to 5. XLA cannot partition a kernel, so each device runs it on its own rows.
-    mixing: Callable[..., Any] = partial(mix, chunk=config.chunk, form=config.mixing)
+    mixing: Callable[..., Any] = partial(operator, chunk=config.chunk, form=config.mixing)
     if config.mixing == "fused":
         specs = Operands._make((ROWS, ROWS, WHOLE, WHOLE, WHOLE, WHOLE, ROWS, ROWS))
         mixing = on_each_device(mixing, (specs, ROWS, ROWS))
