@@ -1,23 +1,21 @@
 """Rewards, and advantages within a group (paper §4.2): verifiable and judged rewards, signal, mastered groups.
 
 `[reason] reward` and `[self_distill] reward` name an entry of the registry of rewards (`configs.rewards`): a function
-of a problem and a completion. The judge's reward of `[align]` is none of them: its marks come from an endpoint.
+of a problem and a completion, or a `Reward`. The default, `verifiable`, is computed where the stage is; every other in
+processes of its own (`rl.reward_runner`). The judge's reward of `[align]` is none of them: its marks come from an
+endpoint.
 
 A reward is a number or `None`, which means that there is no score. A completion without a score does not count as
 zero: it is left out of the group's mean and of the update.
 """
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
-from nautile.common.errors import ConfigError, Retryable
-from nautile.common.processes import time_limit
-from nautile.common.text import first_line
-from nautile.configs.rewards import DEFAULT_REWARD, REWARDS
+from nautile.common.errors import ConfigError
+from nautile.configs.rewards import REWARDS
 from nautile.configs.training import JudgeConfig
 from nautile.data.chat_template import ParsedReply
 from nautile.data.sources.reasoning_gym import Problem
@@ -25,13 +23,11 @@ from nautile.evals.benchmarks.items import grade
 from nautile.evals.benchmarks.stand_ins import problem_item
 from nautile.rl.judge import JudgeScore
 
-logger = logging.getLogger(__name__)
 AdvantageForm = Literal["dr", "std"]
 
 MINIMUM_SCORED = 2  # scores that a group needs for an advantage: a single one equals its mean
 ROUNDING = 1e-9  # an advantage, or a standard deviation, up to this is the rounding error of equal rewards
 MEASURED = 64  # problems whose completions `SuccessRate` judges: those of one problem are much alike
-LIMIT_S = 10.0  # seconds that a plug-in's reward may take for a completion
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,40 @@ class SampledReply(ParsedReply):
     truncated: bool
 
 
-Reward = Callable[[Problem, SampledReply], float | None]
+@dataclass(frozen=True)
+class Reward:
+    """An entry of the registry of rewards: its function, and how it is called (`rl.reward_runner`).
+
+    `score`: (problem, reply) -> number or None; with `batch`, (problems, replies), lists of at most so many, -> a list
+    of numbers or None. `time_limit_s`: of a call. `workers`: processes that make calls at the same time. `attempts`:
+    calls that are made, with growing pauses, for one that fails. `version`: without one, the digest of its source.
+    """
+
+    score: Callable[..., Any]
+    batch: int | None = None
+    time_limit_s: float = 10.0
+    workers: int = 1
+    attempts: int = 1
+    version: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "workers", "attempts"):
+            value = getattr(self, name)
+            if not (value is None and name == "batch") and not (type(value) is int and value >= 1):
+                raise ValueError(f"a reward's `{name}` is {value!r}, and must be a whole number from 1")
+        if not 0 < self.time_limit_s < math.inf:
+            raise ValueError(f"a reward's `time_limit_s` is {self.time_limit_s!r}, and must be above 0")
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.score(*arguments)
+
+
+def reward(**settings: Any) -> Callable[[Callable[..., Any]], Reward]:
+    """Decorate a function as a reward with the fields of `Reward`: `@reward(batch=16, time_limit_s=60, workers=4)`."""
+    return lambda score: Reward(score, **settings)
+
+
+Score = Callable[[Sequence[tuple[Problem, SampledReply]]], list[float | None]]  # rewards of a batch of completions
 
 
 def sampled_reply(reply: ParsedReply, length: int, truncated: bool) -> SampledReply:
@@ -51,32 +80,15 @@ def sampled_reply(reply: ParsedReply, length: int, truncated: bool) -> SampledRe
 
 
 def reward_named(name: str) -> Reward:
-    """The reward of that name. A plug-in's gives None where it raises, takes too long or returns no finite number.
-
-    Raises `ConfigError` if a plug-in's cannot be imported.
-    """
-    reward: Reward = REWARDS[name]
-    return partial(_guarded, name, reward) if name in REWARDS.plug_ins else reward
+    """The reward of that name. Raises `ConfigError` if a plug-in's cannot be imported."""
+    entry = REWARDS[name]
+    return entry if isinstance(entry, Reward) else Reward(entry, version=getattr(entry, "version", None))
 
 
-def own_reward(name: str) -> Reward | None:
-    """As `reward_named`; None for the default, which is the strict grader's verdict that is known anyway."""
-    return None if name == DEFAULT_REWARD else reward_named(name)
-
-
-def _guarded(name: str, reward: Reward, problem: Problem, completion: SampledReply) -> float | None:
-    try:
-        with time_limit(LIMIT_S):
-            value = reward(problem, completion)
-        if value is None or math.isfinite(value):
-            return None if value is None else float(value)
-        reason = f"it is {value}"
-    except (ConfigError, Retryable):
-        raise
-    except (Exception, SystemExit) as error:  # the code of a plug-in may raise anything
-        reason = f"{type(error).__name__}: {first_line(error)}"
-    logger.warning("no reward %r of a completion of %s #%d: %s", name, problem.task, problem.index, reason)
-    return None
+def graded_item(problem: Problem, reply: SampledReply) -> dict[str, Any]:
+    """All that a reward sees, as JSON data."""
+    fields = {name: value for name, value in vars(problem).items() if name != "operations"}
+    return {"problem": fields, "reply": vars(reply)}
 
 
 def verifiable(problem: Problem, reply: ParsedReply) -> float | None:

@@ -29,6 +29,7 @@ from nautile.model.layers.common import Params
 from nautile.model.program_thread import working_seconds
 from nautile.model.weights.files import load_weights
 from nautile.rl.problems import ProblemScreen, Unanswered, load, load_guard
+from nautile.rl.rewards import Score, sampled_reply, verifiable
 
 
 @dataclass
@@ -150,6 +151,22 @@ class RolloutEngine:
         self.seconds += working_seconds() - start_time
         size = self.config.group
         return [Group(*problem, rollouts[i * size : (i + 1) * size]) for i, problem in enumerate(problems)]
+
+
+def score_groups(groups: Sequence[Group], score: Score | None) -> list[list[float | None]]:
+    """Set the reward of every rollout, in one call of `score`; returns the strict grader's verdicts by group.
+
+    `score` None: the verdict is the reward.
+    """
+    verdicts = [[verifiable(group.problem, rollout.reply) for rollout in group.rollouts] for group in groups]
+    rollouts = [(group.problem, rollout) for group in groups for rollout in group.rollouts]
+    if score is None:
+        rewards = [verdict for of_group in verdicts for verdict in of_group]
+    else:
+        rewards = score([(problem, sampled_reply(r.reply, len(r.ids), r.truncated)) for problem, r in rollouts])
+    for (_, rollout), reward in zip(rollouts, rewards, strict=True):
+        rollout.reward = reward
+    return verdicts
 
 
 def append_rows(log: Path, rows: Sequence[dict[str, Any]]) -> None:

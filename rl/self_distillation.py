@@ -46,16 +46,16 @@ from nautile.model.sharding import (
 from nautile.model.training import optimizer
 from nautile.model.training.checkpoint import open_checkpoints
 from nautile.rl.learner import SkippedUpdates
-from nautile.rl.rewards import (
-    MEASURED,
-    Reward,
-    SuccessRate,
-    advantages,
-    own_reward,
-    sampled_reply,
-    verifiable,
+from nautile.rl.rewards import MEASURED, Score, SuccessRate, advantages
+from nautile.rl.rollouts import (
+    Group,
+    RolloutEngine,
+    StageInputs,
+    append_rows,
+    on_device,
+    score_groups,
+    truncate_log,
 )
-from nautile.rl.rollouts import Group, RolloutEngine, StageInputs, append_rows, on_device, truncate_log
 from nautile.rl.training_rows import TrainingRow, batches
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,8 @@ class SelfDistillation:
     """Inputs of one self-distillation run.
 
     `identity`: checkpoints with another identity are not resumed. `work`: folder of checkpoints and samples. `traces`:
-    JSON-lines file of all traces that were trained on. `shared_disk`: every process sees `work`.
+    JSON-lines file of all traces that were trained on. `shared_disk`: every process sees `work`. `score`: the reward,
+    needed by the first process only; None: the strict grader's verdict.
     """
 
     inputs: StageInputs
@@ -79,6 +80,7 @@ class SelfDistillation:
     sampling_seed: int  # of the completions and the order of the traces
     emit: Emit = silent
     shared_disk: bool = True
+    score: Score | None = None
 
 
 def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str, Any]]:
@@ -142,7 +144,7 @@ def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh, chec
     engine = RolloutEngine(inputs.model, tokenizer_for(inputs.tokenizer), rollout, run.sampling_seed, mesh)
     # Before the first draw: a prompt that is too long would fail hours later.
     engine.check(inputs.problems)
-    size, reward = rollout.prompts, own_reward(run.config.reward)
+    size = rollout.prompts
     draws = -(-len(inputs.problems) // size)
 
     def first_draw() -> int:
@@ -160,12 +162,12 @@ def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh, chec
         check_stop()
         groups = engine.sample(params, problems, step)
         if not jax.process_index():  # only the first process scores and writes
-            rows = [{"step": draw, **row} for group in groups for row in _score_rows(group, reward)]
+            rows = [{"step": draw, **row} for row in _score_rows(groups, run.score)]
             append_rows(log, rows)
             rewards = [row["reward"] for row in rows if row["reward"] is not None]
             correct = [verdict for verdict in map(_verdict_of, rows) if verdict is not None]
             # Steps of metrics count from 1, as in every stage.
-            if reward is not None and rewards:
+            if run.score is not None and rewards:
                 run.emit("metric", name="reward", step=step + 1, value=float(np.mean(rewards)))
             if correct:
                 run.emit("metric", name="solve_rate", step=step + 1, value=float(np.mean(correct)))
@@ -201,22 +203,23 @@ def _traces_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["advantage"] is not None and row["advantage"] > 0]
 
 
-def _score_rows(group: Group, reward: Reward | None) -> list[dict[str, Any]]:
-    """Set rewards and advantages; returns the group's rows with its solve rate, None if none could be graded.
+def _score_rows(groups: Sequence[Group], score: Score | None) -> list[dict[str, Any]]:
+    """Set rewards and advantages; returns the groups' rows with the solve rate of each, None if none could be graded.
 
-    `reward` None: the strict grader's verdict.
+    `score` None: the strict grader's verdict.
     """
-    verdicts = [verifiable(group.problem, rollout.reply) for rollout in group.rollouts]
-    for rollout, correct in zip(group.rollouts, verdicts, strict=True):
-        rollout.reward = correct
-        if reward is not None:
-            completion = sampled_reply(rollout.reply, len(rollout.ids), rollout.truncated)
-            rollout.reward, rollout.parts["correct"] = reward(group.problem, completion), correct
-    for rollout, advantage in zip(group.rollouts, advantages([r.reward for r in group.rollouts]), strict=True):
-        rollout.advantage = advantage
-    known = [correct for correct in verdicts if correct is not None]
-    rate = sum(known) / len(known) if known else None
-    return [{**group.row(i), "position": group.position, "solve_rate": rate} for i in range(len(group.rollouts))]
+    rows = []
+    for group, verdicts in zip(groups, score_groups(groups, score), strict=True):
+        for rollout, advantage in zip(group.rollouts, advantages([r.reward for r in group.rollouts]), strict=True):
+            rollout.advantage = advantage
+        known = [correct for correct in verdicts if correct is not None]
+        rate = sum(known) / len(known) if known else None
+        more = {"position": group.position, "solve_rate": rate}
+        for member, correct in enumerate(verdicts):
+            if score is not None:
+                group.rollouts[member].parts["correct"] = correct
+            rows.append({**group.row(member), **more})
+    return rows
 
 
 def _train(

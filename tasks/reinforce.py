@@ -6,7 +6,7 @@
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nautile.common.files import write_json
 from nautile.common.text import counted
 from nautile.configs.endpoint import EndpointConfig
-from nautile.configs.rewards import DEFAULT_REWARD, REWARDS
+from nautile.configs.rewards import DEFAULT_REWARD
 from nautile.configs.training import (
     SMALLEST_GUARD,
     TRAINED,
@@ -29,7 +29,8 @@ from nautile.rl.calibration import KINDS, calibrate
 from nautile.rl.judge import Judge, JudgeItem
 from nautile.rl.objective_registry import Balance, objective_named
 from nautile.rl.problems import ProblemScreen, check_files, load_references
-from nautile.rl.rewards import is_mastered, judged, own_reward, sampled_reply, verifiable
+from nautile.rl.reward_runner import RewardRunner
+from nautile.rl.rewards import Score, is_mastered, judged, reward_named, verifiable
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Calls, Curve, Stage
 from nautile.tasks.rehearsal import STEPS, few_problems, short_rollout
@@ -296,32 +297,41 @@ def _calibrate_judges(
 
 
 class AnswerScorer:
-    """Reward completions by the reward of that name, by default 1 for an answer that the strict grader accepts, else 0.
+    """Reward completions by `score`, by default 1 for an answer that the strict grader accepts, else 0.
 
     None for one that could not be graded, or that the reward gives no number. `parts` has the strict grader's verdict
     whatever the reward is, so that the solve rate means the same. No group counts as mastered: one whose rewards are
     all equal has no advantage and drops out by itself.
     """
 
-    def __init__(self, name: str = DEFAULT_REWARD) -> None:
-        self.reward = own_reward(name)
+    def __init__(self, score: Score | None = None) -> None:
+        self._score = score
 
     def score(self, groups: "Sequence[Group]") -> None:
-        for group in groups:
-            for rollout in group.rollouts:
-                rollout.reward = rollout.parts["correct"] = verifiable(group.problem, rollout.reply)
-                if self.reward is not None:
-                    completion = sampled_reply(rollout.reply, len(rollout.ids), rollout.truncated)
-                    rollout.reward = self.reward(group.problem, completion)
+        from nautile.rl.rollouts import score_groups
+
+        for group, verdicts in zip(groups, score_groups(groups, self._score), strict=True):
+            for rollout, correct in zip(group.rollouts, verdicts, strict=True):
+                rollout.parts["correct"] = correct
 
     def mastered(self, group: "Group") -> bool:
         return False
 
 
+@contextmanager
+def rewarding(job: Job, name: str) -> Iterator[Score | None]:
+    """Run the reward of that name during the block; None for the default, and where another process scores."""
+    if name == DEFAULT_REWARD or job.process:
+        yield None
+        return
+    with RewardRunner(name, job.reply_source, job.emit) as runner:
+        yield runner.score
+
+
 def _check_reason(config: ReasonConfig) -> None:
     check_files(config.problems, "reason")
     objective_named(config.objective)
-    REWARDS[config.reward]  # imported, so that one that is broken shows before anything runs
+    reward_named(config.reward)  # imported, so that one that is broken shows before anything runs
 
 
 @reinforcement_stage(
@@ -340,19 +350,15 @@ def reason(job: Job) -> None:
 
     config = job.part("reason", ReasonConfig)
     params, inputs, screen = load_inputs(job.inputs, config.problems, config.rollout, config.policy, _problem_seed(job))
-    run = replace(
-        _reinforcement(job, config, inputs),
-        scorer=AnswerScorer(config.reward),
-        balance=Balance.of(config),
-        least_success=config.least_success,
-    )
-    params, facts = reinforce(run, params)
+    run = replace(_reinforcement(job, config, inputs), balance=Balance.of(config), least_success=config.least_success)
+    with rewarding(job, config.reward) as score:
+        params, facts = reinforce(replace(run, scorer=AnswerScorer(score)), params)
     _describe(job, params, inputs, facts, "rollouts", screen, objective=config.objective, reward=config.reward)
 
 
 def _check_self_distill(config: SelfDistillConfig) -> None:
     check_files(config.problems, "self_distill")
-    REWARDS[config.reward]
+    reward_named(config.reward)
 
 
 def _completions(section: Mapping[str, Any]) -> list[str]:
@@ -387,5 +393,6 @@ def self_distill(job: Job) -> None:
         emit=job.emit,
         shared_disk=job.shared_disk,
     )
-    params, facts = self_distil(run, params)
+    with rewarding(job, config.reward) as score:
+        params, facts = self_distil(replace(run, score=score), params)
     _describe(job, params, inputs, facts, "traces", screen, reward=config.reward)

@@ -484,7 +484,7 @@ async def _send_with_retries(
             await asyncio.sleep(circuit_breaker.BACKOFF.pause_s(attempt, error.retry_after or None))
     failure = ChatFailure(error.reason, message, attempt, own)
     if own and not given_up:
-        await cache.give_up(digest, endpoint.name, failure)
+        await cache.give_up(digest, endpoint.name, failure.reason, failure.attempts)
     elif own is False and error.reason == "invalid_reply" and not endpoint.has_answered:
         breaker.fail_all(endpoint.unreadable(error))
         return endpoint.outage_failure(attempt)

@@ -35,7 +35,7 @@ from nautile.common.files import folder_identity, sync_folder
 from nautile.common.keyed_log import KeyedLog
 from nautile.common.text import as_file_name
 from nautile.data.endpoints.budget import NO_USAGE, Usage
-from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, reply_from_row, reply_to_row
+from nautile.data.endpoints.chat_types import ChatReply, reply_from_row, reply_to_row
 from nautile.data.endpoints.reply_source import ReplySource
 
 _FLOCK = "hhqqi4x"  # Linux's `struct flock`: type, whence, start, length, process
@@ -167,7 +167,8 @@ class ReplyCache:
         """Forget a failed write: there may be room on the disk now."""
         self._disk.error = None
 
-    async def give_up(self, digest: str, endpoint: str, failure: ChatFailure) -> None:
+    async def give_up(self, digest: str, endpoint: str, reason: str, attempts: int) -> None:
+        """Record that a request has failed for its own reason, in this execution."""
         self.given_up.add(digest)
         row = {
             "unknown": digest,
@@ -175,8 +176,8 @@ class ReplyCache:
             "dollars": 0.0,
             "tokens": 0,
             "execution": self._source.execution,
-            "reason": failure.reason,
-            "attempts": failure.attempts,
+            "reason": reason,
+            "attempts": attempts,
         }
         await self._append(row, None)
 

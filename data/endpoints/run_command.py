@@ -18,7 +18,9 @@ GRACE_S = 5.0  # that a server has to end by itself, as it should: it may hold s
 
 def main(command: list[str]) -> int:
     """Returns the exit code of the command, by that of a shell if a signal has ended it."""
-    process, parent_ended = subprocess.Popen(command, stdin=subprocess.DEVNULL), threading.Event()
+    # With the descriptors that this process was given on purpose: by default none is inherited.
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, close_fds=False)
+    parent_ended = threading.Event()
 
     def end_with_parent() -> None:
         while os.read(0, 1):

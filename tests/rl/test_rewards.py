@@ -6,11 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nautile.common.errors import ConfigError
-from nautile.configs.plugins import PlugIn
-from nautile.configs.rewards import REWARDS as REGISTRY
 from nautile.configs.training import JudgeConfig
-from nautile.data.chat_template import ParsedReply
-from nautile.data.sources.reasoning_gym import Problem
 from nautile.rl.judge import JudgeScore
 from nautile.rl.rewards import (
     MEASURED,
@@ -21,9 +17,6 @@ from nautile.rl.rewards import (
     is_mastered,
     judged,
     known,
-    reward_named,
-    sampled_reply,
-    verifiable,
 )
 
 REWARDS = st.lists(st.none() | st.floats(-2, 2), min_size=1, max_size=8)
@@ -124,37 +117,6 @@ def test_the_overlong_penalty_is_a_ramp(tokens, penalty, length, truncated, expe
     marks = 0.5 * (0.30 * 4 + 0.55 * 5 + 0.15 * 3) / 5 + 0.5 * 0.9
     assert judged(score, config, length, 100, truncated) == pytest.approx(marks - expected)
     assert judged(None, config, length, 100, truncated) is None
-
-
-def by_length(problem, reply):
-    """A plug-in's reward: of 1 token a number, of 2 none, of others some fault."""
-    match reply.length:
-        case 1:
-            return 2
-        case 2:
-            return None
-        case 3:
-            return math.inf
-        case 4:
-            return "much"
-        case 5:
-            raise SystemExit
-        case 6:
-            while True:
-                pass
-    return np.float32(0.5)
-
-
-def test_a_reward_of_a_plug_in_is_a_number_or_missing_and_never_an_error(monkeypatch):
-    monkeypatch.setattr("nautile.rl.rewards.LIMIT_S", 0.2)
-    monkeypatch.setitem(
-        REGISTRY.plug_ins, "by_length", PlugIn("rewards", "by_length", f"{__name__}:by_length", "a test")
-    )
-    problem, reply = Problem("file", 0, "?", "3", ""), ParsedReply("", "3", True, True)
-    reward = reward_named("by_length")
-    given_ = [reward(problem, sampled_reply(reply, length, False)) for length in range(1, 8)]
-    assert given_ == [2.0, None, None, None, None, None, 0.5]
-    assert reward_named("verifiable") is verifiable
 
 
 def test_a_stage_that_solves_too_little_stops_once_with_what_it_measured_and_what_helps():

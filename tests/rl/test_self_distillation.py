@@ -15,6 +15,7 @@ from nautile.configs.training import ProblemsConfig, RolloutConfig, SelfDistillC
 from nautile.data.chat_template import ParsedReply
 from nautile.data.sources.reasoning_gym import Problem
 from nautile.model.nautile import forward
+from nautile.rl import rollouts as rollouts_module
 from nautile.rl import self_distillation
 from nautile.rl.learner import SkippedUpdates
 from nautile.rl.rollouts import Group, Rollout, StageInputs
@@ -195,7 +196,11 @@ def test_another_reward_decides_the_advantages_and_the_solve_rate_stays_the_grad
         Rollout([1], np.arange(length), np.zeros(length), False, reply, "") for length, reply in enumerate(replies, 1)
     ]
     group = Group(0, Problem("file", 0, "1 + 1?", "2", ""), rollouts)
-    samples = self_distillation._score_rows(group, lambda problem, reply: None if reply.length == 3 else -reply.length)
+
+    def score(completions):
+        return [None if reply.length == 3 else -reply.length for _, reply in completions]
+
+    samples = self_distillation._score_rows([group], score)
     assert [sample["reward"] for sample in samples] == [-1, -2, None]
     assert [sample["advantage"] for sample in samples] == [0.5, -0.5, None]
     assert [sample["parts"]["correct"] for sample in samples] == [1, 0, 1]
@@ -208,11 +213,11 @@ def test_another_reward_decides_the_advantages_and_the_solve_rate_stays_the_grad
 )
 def test_a_completion_that_could_not_be_graded_is_in_no_rate_and_no_trace(monkeypatch, rewards, rate, advantages):
     left = list(rewards)
-    monkeypatch.setattr(self_distillation, "verifiable", lambda problem, reply: left.pop(0))
+    monkeypatch.setattr(rollouts_module, "verifiable", lambda problem, reply: left.pop(0))
     reply = ParsedReply("", "2", True, True)
     rollouts = [Rollout([1], np.array([2, 3]), np.zeros(2), False, reply, "2") for _ in rewards]
     group = Group(0, Problem("file", 0, "1 + 1?", "2", ""), rollouts)
-    samples = self_distillation._score_rows(group, None)
+    samples = self_distillation._score_rows([group], None)
     assert [sample["advantage"] for sample in samples] == pytest.approx(advantages)
     assert {sample["solve_rate"] for sample in samples} == {rate}
     traces = self_distillation._traces_of(samples)
