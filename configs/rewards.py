@@ -9,7 +9,9 @@ from nautile.common.text import did_you_mean
 from nautile.configs.plugins import Registry
 
 REWARDS: Registry[Any] = Registry(
-    "rewards", "collections.abc:Callable", {"verifiable": "nautile.rl.rewards:verifiable"}
+    "rewards",
+    "collections.abc:Callable",
+    {name: f"nautile.rl.rewards:{name}" for name in ("verifiable", "reasoning_gym")},
 )
 DEFAULT_REWARD = REWARDS.shipped[0]
 

@@ -18,7 +18,7 @@ from nautile.common.errors import ConfigError
 from nautile.configs.rewards import REWARDS
 from nautile.configs.training import JudgeConfig
 from nautile.data.chat_template import ParsedReply
-from nautile.data.sources.reasoning_gym import Problem
+from nautile.data.sources.reasoning_gym import Problem, own_score
 from nautile.evals.benchmarks.items import grade
 from nautile.evals.benchmarks.stand_ins import problem_item
 from nautile.rl.judge import JudgeScore
@@ -98,6 +98,12 @@ def verifiable(problem: Problem, reply: ParsedReply) -> float | None:
     """
     strict = grade(problem_item("rollout", problem.index, problem), reply).verdict.strict
     return None if strict is None else float(strict)
+
+
+@reward(time_limit_s=60.0, version=1)  # another with a new version of the package, whose scorers may differ
+def reasoning_gym(problem: Problem, reply: SampledReply) -> float | None:
+    """The score of reasoning-gym's own scorer, from 0 to 1, often with partial credit; None of another's problem."""
+    return own_score(problem, reply.answer)
 
 
 @dataclass

@@ -1,27 +1,33 @@
-"""Verifiable problems with worked rationales, from reasoning-gym's seeded generators.
+"""Verifiable problems from reasoning-gym's seeded generators, of six of them with worked rationales; its own scorers.
 
 They stand in for SYNTH offline and are the problems of the reinforcement-learning stages. Each rationale is computed
 here from the generator's metadata, so it is always right; a source of text may plant mistakes in it afterwards
-(`data.sources.slips`). Problems of texts ("train"), of the reinforcement stages ("reinforce"), of their guard and of
-the evaluation are disjoint by construction: a hash of the question's text decides its split, independent of seed, task
-mix and order.
+(`data.sources.slips`). The stages that need no rationale take the other generators too, and `own_score` is the score
+that the package itself gives an answer, with partial credit where it has some.
 
-`_factory` imports `reasoning_gym` late, and only the generators used here, because many modules need only the types.
+Problems of texts ("train"), of the reinforcement stages ("reinforce"), of their guard and of the evaluation are
+disjoint by construction: a hash of the question's text decides its split, independent of seed, task mix and order.
+
+`_factory` imports `reasoning_gym` late, and only the generators that are used: many modules need only the types.
 """
 
 import hashlib
 import importlib.util
+import json
 import random
 import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 from nautile.common.errors import ConfigError
+from nautile.common.extras import WITHOUT_DEPENDENCIES
+from nautile.common.text import did_you_mean
 from nautile.configs.base import TaskConfig
 from nautile.configs.ingest import ARITHMETIC_TASKS
 
@@ -106,13 +112,17 @@ ProblemSplit = Literal["train", "reinforce", "guard", "held_out"]
 ProblemKind = Literal["number", "math", "choice", "text"]
 _POSITIONS = 1 << 20  # problems per task and seed; most generators are lazy, gsm_symbolic draws a list of this length
 _REPEATS_TO_EXHAUSTION = 2000  # positions in a row without a new problem of the split, after which a task is exhausted
-_PACKAGES = ("reasoning_gym", "reasoning_gym.arithmetic", "reasoning_gym.algorithmic")
+_OTHER_POSITIONS = 1 << 14  # of a task without a rationale here: some make a list of all, or refuse a longer one
 _IMPORTING = threading.Lock()
-# The modules of `reasoning_gym` that register the tasks below. `gsm_symbolic` imports the last two by name.
-_MODULES = (
-    "arithmetic.chain_sum", "arithmetic.products", "arithmetic.leg_counting", "arithmetic.gcd",
-    "algorithmic.spell_backward", "arithmetic.gsm_symbolic.gsm_symbolic", "arithmetic.gsm_symbolic.generators_00_49",
-    "arithmetic.gsm_symbolic.generators_50_99",
+# Imported by `gsm_symbolic` when it is used, by name.
+_BESIDE = {"gsm_symbolic": ("arithmetic.gsm_symbolic.generators_00_49", "arithmetic.gsm_symbolic.generators_50_99")}
+_REGISTERED = re.compile(r'^DATASET_NAME = "(\w+)"|\bregister_dataset\(\s*"(\w+)"', re.MULTILINE)
+# Tasks whose scorer evaluates the answer as a Python expression: what a model writes must not run here.
+EVALUATED = frozenset(
+    {
+        "binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication", "puzzle24",
+        "simple_integration", "spiral_matrix", "string_insertion",
+    }
 )  # fmt: skip
 
 
@@ -122,7 +132,8 @@ class Problem:
 
     `answer` is empty if there is no answer key. `kind`: how answers are compared; None: by the form of the answer
     (`evals.benchmarks.items.answer_kind`). `options`: of a multiple-choice problem, whose answer is a letter.
-    `operations`: the rationale as data, of the tasks in `ARITHMETIC_TASKS`; the last result is the answer.
+    `operations`: the rationale as data, of the tasks in `ARITHMETIC_TASKS`; the last result is the answer. `origin`: of
+    a generated problem, what its generator draws it from again, as JSON.
     """
 
     task: str
@@ -133,6 +144,7 @@ class Problem:
     kind: ProblemKind | None = None
     options: tuple[str, ...] = ()
     operations: tuple[Operation, ...] = field(default=(), repr=False)
+    origin: str = ""
 
 
 def derived_seed(seed: int, name: str) -> int:
@@ -140,17 +152,26 @@ def derived_seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big") >> 2
 
 
-def problems(tasks: Sequence[TaskConfig], seed: int, split: ProblemSplit) -> Iterator[Problem]:
+def problems(tasks: Sequence[TaskConfig], seed: int, split: ProblemSplit, *, worked: bool = True) -> Iterator[Problem]:
     """Generate distinct problems of one split in a deterministic order, until every task is exhausted.
 
-    Raises `ConfigError` for an unknown task, or a parameter that its generator refuses.
+    `worked`: only tasks with a worked rationale; else every one whose scorer evaluates no answer as Python. Raises
+    `ConfigError` for an unknown task, one whose package is not installed, or a parameter that its generator refuses.
     """
     # Problem i of a generator's seed s + 1 is problem i + 1 of its seed s, so seeds in a row must be spread.
     seed, generators = derived_seed(seed, "generators"), []
     for task in tasks:
         if task.name not in (known := (*ARITHMETIC_TASKS, *_RATIONALES)):
-            known_names = ", ".join(known)
-            raise ConfigError(f"tasks: no task {task.name!r} with a worked rationale; there are {known_names}")
+            if worked:
+                raise ConfigError(f"tasks: no task {task.name!r} with a worked rationale; there are {', '.join(known)}")
+            if task.name in EVALUATED:
+                raise ConfigError(
+                    f"tasks: the scorer of {task.name!r} evaluates an answer as Python code, so it is not used here"
+                )
+            if task.name not in _modules():
+                raise ConfigError(
+                    f"tasks: reasoning-gym has no task {task.name!r}{did_you_mean(task.name, _modules())}"
+                )
         generators.append(_dataset(task.name, seed, tuple(sorted(task.parameters.items()))))
     # Keyed by position, not by name: a task may be listed twice, with easy and with hard parameters.
     weights = {number: task.weight for number, task in enumerate(tasks)}
@@ -160,9 +181,11 @@ def problems(tasks: Sequence[TaskConfig], seed: int, split: ProblemSplit) -> Ite
     while weights:
         # Choose a task by weight and take its next new problem of the split; a task without one is removed.
         number = rng.choices(list(weights), list(weights.values()))[0]
-        for index in range(positions[number], min(positions[number] + _REPEATS_TO_EXHAUSTION, _POSITIONS)):
+        last = min(positions[number] + _REPEATS_TO_EXHAUSTION, _positions(tasks[number].name))
+        for index in range(positions[number], last):
             positions[number] = index + 1
-            problem = _problem(tasks[number].name, index, generators[number][index])
+            origin = json.dumps([seed, tasks[number].parameters])
+            problem = replace(_problem(tasks[number].name, index, generators[number][index]), origin=origin)
             digest = hashlib.sha256(problem.question.encode()).digest()
             if problem_split(problem.question) == split and digest not in digests:
                 digests.add(digest)
@@ -181,37 +204,82 @@ def problem_split(question: str) -> ProblemSplit:
 def is_correct(problem: Problem, answer: str) -> bool:
     """Whether reasoning-gym gives the answer full credit; partial credit (an answer amid other text) does not count."""
     entry = {"question": problem.question, "answer": problem.answer, "metadata": {"source_dataset": problem.task}}
-    return float(_factory().get_score_answer_fn(problem.task)(answer.strip(), entry)) == 1.0
+    return float(_factory(problem.task).get_score_answer_fn(problem.task)(answer.strip(), entry)) == 1.0
+
+
+def own_score(problem: Problem, answer: str | None) -> float | None:
+    """The score from 0 to 1 that reasoning-gym gives an answer, None: none was given; None of another source's problem.
+
+    Its scorer may raise, and take long for a hostile answer.
+    """
+    if not problem.origin:
+        return None
+    seed, parameters = json.loads(problem.origin)
+    dataset = _dataset(problem.task, seed, tuple(sorted(parameters.items())))
+    return float(dataset.score_answer(answer, dataset[problem.index]))
+
+
+def _positions(name: str) -> int:
+    """Number of problems of a task for one seed."""
+    return _POSITIONS if name in ARITHMETIC_TASKS or name in _RATIONALES else _OTHER_POSITIONS
 
 
 @cache
 def _dataset(name: str, seed: int, parameters: tuple[tuple[str, int | float | str], ...]) -> Any:
+    size = _positions(name)
+    if size == _OTHER_POSITIONS:
+        seed >>= 31  # to 31 bits: NumPy's older generator takes no more
+    factory = _factory(name)
     try:
-        return _factory().create_dataset(name, size=_POSITIONS, seed=seed, **dict(parameters))
+        return factory.create_dataset(name, size=size, seed=seed, **dict(parameters))
     except (TypeError, AssertionError, ValueError) as error:
         raise ConfigError(f"tasks: reasoning-gym refuses the parameters of {name!r}: {error}") from None
 
 
 @cache
-def _factory() -> ModuleType:
-    """`reasoning_gym.factory`, with the generators of `_MODULES` registered.
+def _modules() -> dict[str, str]:
+    """Task -> the module below `reasoning_gym` that registers it, by its source: an import would take all packages."""
+    root = _root()
+    modules = {}
+    for path in sorted(root.rglob("*.py")):
+        for names in _REGISTERED.findall(path.read_text(encoding="utf-8")):
+            modules[names[0] or names[1]] = ".".join(path.relative_to(root).with_suffix("").parts)
+    return {name: module for name, module in modules.items() if "." in module}  # not the mixture of other tasks
 
-    The package's `__init__` imports 106 generators, SymPy and matplotlib, which takes 1.6 s; the six used here take
-    0.1 s. To skip it, empty modules take the place of the packages during the import. They are removed afterwards, so
-    that a later `import reasoning_gym` gets the whole package, with the same generators.
+
+def _root() -> Path:
+    spec = importlib.util.find_spec("reasoning_gym")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("the package 'reasoning_gym' is not installed", name="reasoning_gym")
+    return Path(spec.submodule_search_locations[0])
+
+
+@cache
+def _factory(task: str) -> ModuleType:
+    """`reasoning_gym.factory`, with the generator of the task registered. Raises `ConfigError` for a missing package.
+
+    The package's `__init__` imports 106 generators, SymPy and matplotlib, which takes 1.6 s, and packages that most
+    generators do not need; the six with rationales take 0.1 s. To skip it, empty modules take the place of the packages
+    during the import. They are removed afterwards, so that a later `import reasoning_gym` gets the whole package, with
+    the same generators.
     """
     with _IMPORTING:
-        packages = [name for name in _PACKAGES if name not in sys.modules]
+        root = _root()
+        names = ["reasoning_gym", *sorted({f"reasoning_gym.{module.split('.')[0]}" for module in _modules().values()})]
+        packages = [name for name in names if name not in sys.modules]
         try:
             for name in packages:
-                spec = importlib.util.find_spec(name)
-                if spec is None or spec.submodule_search_locations is None:
-                    raise ModuleNotFoundError(f"the package {name!r} is not installed", name=name)
                 sys.modules[name] = ModuleType(name)
-                sys.modules[name].__path__ = spec.submodule_search_locations
-            for module in _MODULES:
+                sys.modules[name].__path__ = [str(root.joinpath(*name.split(".")[1:]))]
+            for module in ("coaching", _modules()[task], *_BESIDE.get(task, ())):  # else it imports itself in a circle
                 importlib.import_module(f"reasoning_gym.{module}")
             return sys.modules["reasoning_gym.factory"]
+        except ModuleNotFoundError as error:
+            version = WITHOUT_DEPENDENCIES["reasoning-gym"]
+            raise ConfigError(
+                f"tasks: {task!r} needs the package {error.name!r}, which reasoning-gym asks for: "
+                f"pip install reasoning-gym=={version}"
+            ) from error
         finally:
             for name in packages:
                 sys.modules.pop(name, None)
@@ -221,11 +289,11 @@ def _problem(task: str, index: int, entry: dict[str, Any]) -> Problem:
     question = entry["question"].strip()
     if task == "leg_counting":
         question = question.rpartition("\n\n")[2]  # the instruction before it is the same in every problem
-    answer = str(entry["answer"])
+    answer = "" if entry["answer"] is None else str(entry["answer"])
     if task in ARITHMETIC_TASKS:
         operations = tuple(_OPERATIONS[task](entry))
         return Problem(task, index, question, answer, text_of(work_out(operations)), operations=operations)
-    return Problem(task, index, question, answer, _RATIONALES[task](entry))
+    return Problem(task, index, question, answer, _RATIONALES[task](entry) if task in _RATIONALES else "")
 
 
 def _chain(entry: dict[str, Any]) -> list[Operation]:

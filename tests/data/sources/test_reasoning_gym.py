@@ -1,14 +1,29 @@
 """reasoning-gym's generators: only those that are used are imported, and they draw as the whole package does."""
 
+import ast
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from nautile.common.errors import ConfigError
 from nautile.configs.base import TaskConfig
-from nautile.data.sources.reasoning_gym import problems
+from nautile.data.sources.reasoning_gym import (
+    EVALUATED,
+    _dataset,
+    _factory,
+    _modules,
+    _root,
+    own_score,
+    problem_split,
+    problems,
+)
 
 ROOT = Path(__file__).parents[3]
 NAMES = ("chain_sum", "products", "leg_counting", "spell_backward", "gcd", "gsm_symbolic")
@@ -58,3 +73,55 @@ def test_each_task_is_drawn_again_alike(name):
     assert first == second
     assert first.task == name
     assert first.rationale
+
+
+PLAIN = ("sudoku", "knights_knaves", "word_ladder", "pool_matrix", "maze", "simple_equations", "chain_sum")
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_an_environment_is_drawn_again_alike_and_scored_as_the_package_does(name):
+    draw = partial(problems, [TaskConfig(name=name)], split="reinforce", worked=False)
+    first, other = (list(islice(draw(seed=seed), 3)) for seed in (3, 4))
+    assert first == list(islice(draw(seed=3), 3)) != other
+    for problem in first:
+        assert problem_split(problem.question) == "reinforce"
+        assert own_score(problem, problem.answer) == 1.0
+        (seed, _), factory = json.loads(problem.origin), _factory(name)
+        entry = _dataset(name, seed, ())[problem.index]
+        for answer in (problem.answer, f"It is {problem.answer}.", "wrong", "", None):
+            assert own_score(problem, answer) == factory.get_score_answer_fn(name)(answer, entry)
+    assert own_score(replace(first[0], origin=""), first[0].answer) is None
+
+
+# Scorers that evaluate what the generator itself has made, and no answer.
+OF_ITS_OWN = {"bitwise_arithmetic", "number_sorting"}
+
+
+def test_every_scorer_that_evaluates_an_answer_is_known():
+    """Of a new version of the package too: `eval`, and what SymPy reads by it, in the method that scores."""
+    evaluating = set()
+    for name, module in _modules().items():
+        source = (_root() / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+        scorers = [
+            ast.unparse(node)
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.FunctionDef) and "score" in node.name
+        ]
+        if any(re.search(r"(?<!literal_)\b(eval|exec|parse_expr|sympify|Poly|S)\(", scorer) for scorer in scorers):
+            evaluating.add(name)
+    assert evaluating - OF_ITS_OWN == EVALUATED
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("countdown", "evaluates an answer as Python code"),
+        ("sudokus", "no task 'sudokus' (did you mean 'sudoku'?)"),
+        ("composite", "no task 'composite'"),
+    ],
+)
+def test_a_task_that_cannot_be_used_is_refused_by_name(name, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        next(problems([TaskConfig(name=name)], 3, "reinforce", worked=False))
+    with pytest.raises(ConfigError, match="with a worked rationale"):
+        next(problems([TaskConfig(name=name)], 3, "train"))
