@@ -19,6 +19,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -117,13 +118,19 @@ _IMPORTING = threading.Lock()
 # Imported by `gsm_symbolic` when it is used, by name.
 _BESIDE = {"gsm_symbolic": ("arithmetic.gsm_symbolic.generators_00_49", "arithmetic.gsm_symbolic.generators_50_99")}
 _REGISTERED = re.compile(r'^DATASET_NAME = "(\w+)"|\bregister_dataset\(\s*"(\w+)"', re.MULTILINE)
-# Tasks whose scorer evaluates the answer as a Python expression: what a model writes must not run here.
-EVALUATED = frozenset(
-    {
-        "binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication", "puzzle24",
-        "simple_integration", "spiral_matrix", "string_insertion",
-    }
-)  # fmt: skip
+# Tasks that are not used, and why. What a model writes must not run here; and a scorer in another process draws a
+# problem again.
+EVALUATED, UNREPEATABLE = "its scorer evaluates an answer as Python code", "it draws other problems in every process"
+REFUSED = {
+    **dict.fromkeys(
+        (
+            "binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication",
+            "puzzle24", "simple_integration", "spiral_matrix", "string_insertion",
+        ),
+        EVALUATED,
+    ),
+    **dict.fromkeys(("isomorphic_strings", "knight_swap", "ransom_note", "word_ladder"), UNREPEATABLE),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -155,7 +162,7 @@ def derived_seed(seed: int, name: str) -> int:
 def problems(tasks: Sequence[TaskConfig], seed: int, split: ProblemSplit, *, worked: bool = True) -> Iterator[Problem]:
     """Generate distinct problems of one split in a deterministic order, until every task is exhausted.
 
-    `worked`: only tasks with a worked rationale; else every one whose scorer evaluates no answer as Python. Raises
+    `worked`: only tasks with a worked rationale; else all but those of `REFUSED`. Raises
     `ConfigError` for an unknown task, one whose package is not installed, or a parameter that its generator refuses.
     """
     # Problem i of a generator's seed s + 1 is problem i + 1 of its seed s, so seeds in a row must be spread.
@@ -164,10 +171,8 @@ def problems(tasks: Sequence[TaskConfig], seed: int, split: ProblemSplit, *, wor
         if task.name not in (known := (*ARITHMETIC_TASKS, *_RATIONALES)):
             if worked:
                 raise ConfigError(f"tasks: no task {task.name!r} with a worked rationale; there are {', '.join(known)}")
-            if task.name in EVALUATED:
-                raise ConfigError(
-                    f"tasks: the scorer of {task.name!r} evaluates an answer as Python code, so it is not used here"
-                )
+            if task.name in REFUSED:
+                raise ConfigError(f"tasks: reasoning-gym's {task.name!r} is not used here: {REFUSED[task.name]}")
             if task.name not in _modules():
                 raise ConfigError(
                     f"tasks: reasoning-gym has no task {task.name!r}{did_you_mean(task.name, _modules())}"
@@ -185,7 +190,9 @@ def problems(tasks: Sequence[TaskConfig], seed: int, split: ProblemSplit, *, wor
         for index in range(positions[number], last):
             positions[number] = index + 1
             origin = json.dumps([seed, tasks[number].parameters])
-            problem = replace(_problem(tasks[number].name, index, generators[number][index]), origin=origin)
+            with _packages_named(tasks[number].name):
+                entry = generators[number][index]
+            problem = replace(_problem(tasks[number].name, index, entry), origin=origin)
             digest = hashlib.sha256(problem.question.encode()).digest()
             if problem_split(problem.question) == split and digest not in digests:
                 digests.add(digest)
@@ -271,18 +278,26 @@ def _factory(task: str) -> ModuleType:
             for name in packages:
                 sys.modules[name] = ModuleType(name)
                 sys.modules[name].__path__ = [str(root.joinpath(*name.split(".")[1:]))]
-            for module in ("coaching", _modules()[task], *_BESIDE.get(task, ())):  # else it imports itself in a circle
-                importlib.import_module(f"reasoning_gym.{module}")
+            with _packages_named(task):
+                # `coaching` first, or it imports itself in a circle.
+                for module in ("coaching", _modules()[task], *_BESIDE.get(task, ())):
+                    importlib.import_module(f"reasoning_gym.{module}")
             return sys.modules["reasoning_gym.factory"]
-        except ModuleNotFoundError as error:
-            version = WITHOUT_DEPENDENCIES["reasoning-gym"]
-            raise ConfigError(
-                f"tasks: {task!r} needs the package {error.name!r}, which reasoning-gym asks for: "
-                f"pip install reasoning-gym=={version}"
-            ) from error
         finally:
             for name in packages:
                 sys.modules.pop(name, None)
+
+
+@contextmanager
+def _packages_named(task: str) -> Iterator[None]:
+    """Raise `ConfigError` for a package that the task needs and that is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"tasks: reasoning-gym's {task!r} needs the package {error.name!r}: install it with all that it asks for, "
+            f"pip install reasoning-gym=={WITHOUT_DEPENDENCIES['reasoning-gym']}"
+        ) from error
 
 
 def _problem(task: str, index: int, entry: dict[str, Any]) -> Problem:
