@@ -47,6 +47,7 @@ PARTS_OF_USES = {  # by reference, imported when a section has such a part
     "classify": "nautile.uses.labelled.config:ClassifyConfig",
     "extract": "nautile.uses.labelled.config:ExtractConfig",
     "label": "nautile.uses.labelled.config:LabelConfig",
+    "rescore": "nautile.uses.rescore.config:RescoreConfig",
     "simulate": "nautile.uses.simulate.config:SimulateConfig",
     "survey": "nautile.uses.simulate.config:SurveyConfig",
     "tune": "nautile.uses.labelled.config:TuneConfig",

@@ -48,6 +48,10 @@ COMMANDS = {
         "Simulate a survey: option probabilities by persona and group, compared with human answers and baselines.",
         "nautile.uses.simulate.command:simulate",
     ),
+    "rescore": UseCommand(
+        "Score stored rollouts again, by another reward or judge, without sampling; show what it would change.",
+        "nautile.uses.rescore.command:rescore",
+    ),
 }
 PAGES = {  # address -> page
     "tuning": Page("Training", "Tuning", "nautile.uses.tune.page:page"),

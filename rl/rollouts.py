@@ -31,6 +31,9 @@ from nautile.model.weights.files import load_weights
 from nautile.rl.problems import ProblemScreen, Unanswered, load, load_guard
 from nautile.rl.rewards import Score, sampled_reply, verifiable
 
+# Of a problem, beside those that a row has anyway: what another reward needs.
+PROBLEM_FIELDS = ("index", "kind", "options", "rationale", "origin")
+
 
 @dataclass
 class Rollout:
@@ -81,7 +84,21 @@ class Group:
             "length": len(rollout.ids),
             "truncated": rollout.truncated,
             "forced": rollout.forced,
+            "problem": {name: value for name in PROBLEM_FIELDS if (value := getattr(self.problem, name))},
         }
+
+    @classmethod
+    def of_rows(cls, position: int, rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> "Group":
+        """The group of some rows of a log, without rewards; of an earlier version's row the problem is as it shows."""
+        row, rollouts = rows[0], []
+        fields = {name: value for name, value in row.get("problem", {}).items() if name in PROBLEM_FIELDS}
+        fields = {"index": 0, "rationale": ""} | fields | {"options": tuple(fields.get("options", ()))}
+        problem = Problem(task=row["task"], question=row["question"], answer=row["expected"] or "", **fields)
+        for each in rows:
+            ids, logprobs = np.array(each["ids"], np.int32), np.array(each["logprobs"], np.float32)
+            reply = parse_completion(tokenizer, ids)
+            rollouts.append(Rollout(each["prompt_ids"], ids, logprobs, each["truncated"], reply, each["text"]))
+        return cls(position, problem, rollouts)
 
 
 def generator(model: ModelConfig, tokenizer: Tokenizer, config: RolloutConfig, mesh: Mesh | None) -> SharedGenerator:

@@ -2,14 +2,17 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import typer
 
 from nautile.common.errors import ConfigError
 from nautile.flows.cli.runs import named_run, newest_names
+from nautile.flows.sweep.arms import toml_value
+from nautile.run_handle import RunFailed
 from nautile.store.catalog import Catalog
 from nautile.store.mirror import open_store
 
@@ -74,6 +77,36 @@ class OpenedStore:
         self._catalog.catch_up()
         columns, rows = self._catalog.select(query, parameters)
         return pd.DataFrame(rows, columns=columns)
+
+    def rescore(
+        self,
+        rollouts: str,
+        *,
+        reward: str | None = None,
+        judge: str | os.PathLike[str] | None = None,
+        set: Mapping[str, Any] | None = None,
+        budget_dollars: float = 0.0,
+        force: bool = False,
+    ) -> pd.DataFrame:
+        """Score stored rollouts by another reward, or by the judge of a configuration, as `nautile rescore` does.
+
+        `rollouts`: an artifact's id, or a stage. `judge`: a configuration with [align.judge], which `set` changes.
+        Returns a row for each rollout; `frame.attrs` has the `summary` and the id of the `artifact`. Raises
+        `ConfigError`, and `RunFailed` for a crash of the step.
+        """
+        from nautile.uses.rescore.command import rescored
+
+        settings = [f"{field}={toml_value(value)}" for field, value in (set or {}).items()]
+        config = None if judge is None else os.fspath(judge)
+        try:
+            artifact = rescored(
+                self._store, rollouts, reward, config, settings, budget_dollars, "the same call", force, as_json=True
+            )
+        except typer.Exit as crash:
+            raise RunFailed("rescore failed: its first error is in the output of this process") from crash
+        frame = pd.read_parquet(artifact.path / "rows.parquet")
+        frame.attrs = {"artifact": artifact.id, "summary": artifact.manifest["facts"]}
+        return frame
 
     def _of(self, view: str, run: str | None, equal: dict[str, str | None], order: str) -> pd.DataFrame:
         wanted = {"run": None if run is None else self._run(run), **equal}
