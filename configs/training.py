@@ -227,7 +227,7 @@ class JudgeConfig(Section):
     follow_weight: Share = 0.15  # of the score for following the instruction
     # What the judge is told to mark, in place of our rubric: it must define the marks reason, answer and follow from 1
     # to 5, and overall from 0 to 100.
-    rubric: Annotated[str, Field(pattern=r"\S")] | None = None
+    rubric: Worker[Annotated[str, Field(pattern=r"\S")] | None] = None
     reference: bool = False  # show the judge the right answer, where one is known: the reward is then nearly verifiable
     overlong_penalty: NonNegativeFloat = 0.5  # subtracted from the reward of a completion cut at `rollout.max_tokens`
     overlong_tokens: NonNegativeInt = 0  # the penalty rises linearly over so many tokens before the limit; 0: no ramp

@@ -266,7 +266,7 @@ def test_another_reward_moves_the_key_of_its_stage_with_its_version_and_the_defa
     before = keys(config)
     monkeypatch.setattr(PlugIn, "digest", "two")
     assert [label for label in LABELS if keys(config)[label] != before[label]] == LABELS[LABELS.index("reason") :]
-    with pytest.raises(ValidationError, match="no reward 'short'; there are verifiable, brief"):
+    with pytest.raises(ValidationError, match="no reward 'short'; there are verifiable, reasoning_gym, brief"):
         RunConfig.model_validate({**toy.model_dump(), "reason": brief | {"reward": "short"}})
 
 
