@@ -40,6 +40,7 @@ from nautile.rl.rewards import Reward, SampledReply, graded_item, reward_named
 
 logger = logging.getLogger(__name__)
 START_S = 120.0  # of a process: half a second on an idle machine, and what the reward's module imports
+QUICK_S = 0.05  # the next call need not wait until the results of one that took less are on disk
 LONGEST_LINE = 64 * 2**20  # bytes of an answer of the process
 Graded = tuple[Problem, SampledReply]
 
@@ -69,6 +70,7 @@ class RewardRunner:
         self._runner = asyncio.Runner()
         self._cache: ReplyCache | None = None
         self._workers: list[_Worker] = []
+        self._writing: list[asyncio.Future[list[None]]] = []  # results of quick calls
 
     def __enter__(self) -> "RewardRunner":
         self._cache = ReplyCache(self._source, f"reward-{self.name}", self._emit)
@@ -115,15 +117,18 @@ class RewardRunner:
                     calls.clear()  # the other workers end with the call that they are at
                     raise
 
-        for ended in await asyncio.gather(*map(work, self._workers[: len(calls)]), return_exceptions=True):
-            if isinstance(ended, BaseException):
-                raise ended
+        self._writing.clear()
+        ended = await asyncio.gather(*map(work, self._workers[: len(calls)]), return_exceptions=True)
+        ended += await asyncio.gather(*self._writing, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, BaseException):
+                raise error
         given = [results[digest] for digest in digests]
         self._report(given)
         return [None if isinstance(value, NoReward) else value for value in given]
 
     async def _call(self, worker: "_Worker", batch: dict[str, Graded]) -> dict[str, float | NoReward | None]:
-        """The results of one call by digest, when they are on disk: the rewards, or why there are none."""
+        """The results of one call by digest: the rewards, or why there are none; those of a slow one are on disk."""
         assert self._cache is not None
         await worker.start()
         attempt, began = 0, time.monotonic()
@@ -143,7 +148,7 @@ class RewardRunner:
                 self._emit("call", **event, error=error.message)
             return dict.fromkeys(batch, error)
         seconds = time.monotonic() - began
-        await asyncio.gather(
+        written = asyncio.gather(
             *(
                 self._cache.record(
                     self._event(digest, "ok", attempt, seconds),
@@ -152,6 +157,10 @@ class RewardRunner:
                 for digest, value in zip(batch, values, strict=True)
             )
         )
+        if seconds < QUICK_S:
+            self._writing.append(written)
+        else:
+            await written
         return dict(zip(batch, values, strict=True))
 
     def _digest(self, problem: Problem, reply: SampledReply) -> str:
