@@ -119,8 +119,8 @@ class RewardRunner:
 
         self._writing.clear()
         ended = await asyncio.gather(*map(work, self._workers[: len(calls)]), return_exceptions=True)
-        ended += await asyncio.gather(*self._writing, return_exceptions=True)
-        for error in ended:
+        written = await asyncio.gather(*self._writing, return_exceptions=True)
+        for error in (*ended, *written):
             if isinstance(error, BaseException):
                 raise error
         given = [results[digest] for digest in digests]
