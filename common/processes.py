@@ -1,5 +1,6 @@
 """Process utilities: exit codes, child processes, ending with the parent, priorities, memory limits, sockets."""
 
+import asyncio
 import ctypes
 import errno
 import gc
@@ -12,15 +13,18 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from enum import IntEnum
 from pathlib import Path
+from typing import TypeVar
 
 from nautile.common.errors import ConfigError
 from nautile.common.retry import Backoff, retry
 
+T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_S = 0.5
 _PROXIES = {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}
@@ -73,6 +77,16 @@ def begin_as_usual() -> None:
             stream = open(number, "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115  for life
             setattr(sys, name, stream)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, the exit code of a child is lost
+
+
+def run_async(work: Coroutine[None, None, T]) -> T:
+    """`asyncio.run`, also where this thread has a running event loop, as in a notebook: then in a thread of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -77,10 +77,11 @@ class Chat:
         self._sampler = loaded.sampler(sampling, rows=1, prompt_length=room)
         self._seed, self.questions = settings.seed, 0  # asked so far
 
-    def ask(self, answer: ChatAnswer) -> Iterator[StreamedText]:
+    def ask(self, answer: ChatAnswer, number: int | None = None) -> Iterator[StreamedText]:
         """Generate the reply to `answer.query`: yield text as it is generated, and fill in `answer` at the end.
 
-        Raises `ConfigError` if the question and `max_tokens` do not fit into the context.
+        `number`: of the question, which its sample depends on; None: the next. Raises `ConfigError` if the question and
+        `max_tokens` do not fit into the context.
         """
         prompt = encode_prompt(self._tokenizer, answer.query)
         if len(prompt) > self._sampler.prompt_length:
@@ -89,12 +90,13 @@ class Chat:
                 f"{self._sampler.prompt_length}: shorten it, or lower max_tokens"
             )
         # The same question asked twice gets two replies, and `--seed` repeats the whole conversation.
-        self.questions += 1
+        if number is None:
+            number = self.questions = self.questions + 1
         started = time.perf_counter()
         ids: list[int] = []
         stream = TokenStream(self._tokenizer, chat=True)
         # The first stride includes the prefill, and the compilation with the first question.
-        for completion in self._sampler.stream(prompt, (self._seed, self.questions)):
+        for completion in self._sampler.stream(prompt, (self._seed, number)):
             new_ids = completion.ids[len(ids) :].tolist()  # a completion holds all tokens so far
             ids += new_ids
             if not answer.first_tokens:

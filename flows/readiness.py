@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from nautile.common.errors import ConfigError, Retryable
+from nautile.common.processes import run_async
 from nautile.configs.distill import DistillConfig, EmbeddingConfig, PromptSetConfig
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.evaluation import EvaluateConfig, HeldOutConfig
@@ -284,7 +285,7 @@ def ask_online(steps: Sequence[Step], show: Callable[[str], object]) -> Answers:
     _ask_hub(hub_datasets(steps), answers, show)
     endpoints = remote_endpoints(steps)
     show(f"asking {len(endpoints)} endpoints")
-    asyncio.run(ask_endpoints(endpoints, answers))
+    run_async(ask_endpoints(endpoints, answers))
     return answers
 
 

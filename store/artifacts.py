@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.files import make_folder, not_writable, read_json, sync_folder, write_json, writing
+from nautile.common.text import did_you_mean
 from nautile.configs.base import fingerprint
 from nautile.store.layout import Layout
 from nautile.store.locks import KeyLock
@@ -187,8 +188,11 @@ class Store(Layout):
         folders = self.folders(kind if slash else None)
         matches = [match for match in folders if prefix and match[1].startswith(prefix) and match[2] == superseded]
         if not matches:
+            ids = {f"{kind}/{key[:12]}" for kind, key, *_ in self.folders()}
+            kinds = {kind for kind, *_ in self.folders()}
+            close = did_you_mean(kind, kinds) if slash and kind not in kinds else did_you_mean(artifact_id, ids)
             raise ConfigError(
-                f"no artifact {artifact_id!r} in {self.location}: `nautile artifacts` lists all artifacts"
+                f"no artifact {artifact_id!r} in {self.location}{close}: `nautile artifacts` lists all artifacts"
             )
         if len(matches) > 1:
             # More digits than usual: with twelve they may look the same.

@@ -1,15 +1,19 @@
 """The Python interface: what importing it changes (nothing), models, stores as data frames, runs as handles."""
 
+import asyncio
 import json
 import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
 
 import numpy as np
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator
 
 import nautile
 from nautile.flows.named import add_model
@@ -17,9 +21,10 @@ from nautile.model.decoding.scoring import continuation_logprobs
 from nautile.model.weights.files import load_weights
 from nautile.store.artifacts import Store
 from tests.flows.cli.test_chat import checkpoint  # noqa: F401 - a fixture
-from tests.flows.conftest import command_line, own_main  # noqa: F401 - fixtures
+from tests.flows.conftest import command_line, own_main, two_runs  # noqa: F401 - fixtures
 from tests.support.stages.toy_dag import TOY_DAG
 from tests.support.stages.toy_stages import TOY
+from tests.support.stages.two_runs import RUN
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,7 +38,7 @@ def state():
     return [threading.active_count(), signals, loggers, str(warnings.filters), dict(os.environ), streams]
 before = state()
 import nautile
-nautile.load, nautile.open, nautile.run
+[getattr(nautile, name) for name in nautile.__all__ if name[0].islower()]
 print(json.dumps([before == state(), sorted(m for m in sys.modules if m.startswith("nautile"))]))
 """
 
@@ -82,20 +87,102 @@ class Item(BaseModel):
     n: int
 
 
+class Small(BaseModel):
+    n: Literal[1, 2]
+
+    @field_validator("n")
+    @classmethod
+    def _none_will_do(cls, _: int) -> int:
+        raise ValueError("no number will do")
+
+
 @pytest.mark.slow
-def test_labels_and_documents(model):
+def test_labels_and_documents_without_a_second_look_at_the_weights(checkpoint, tmp_path):  # noqa: F811
+    model = nautile.load(shutil.copytree(checkpoint, tmp_path / "model"))
+    (tmp_path / "model" / "weights.safetensors").unlink()
     rows = model.classify(["2", "cat"], ["sum", "animal"], instructions="?")
     assert [row["likeliest"] in ("sum", "animal") for row in rows] == [True, True]
-    found = model.extract(["7"], Item, instructions="n")
+    assert rows == model.classify(["2", "cat"], ["sum", "animal"], instructions="?")
+    found = model.extract(["7", "8"], Item, instructions="n")
     assert all(each is None or isinstance(each, Item) for each in found)
     assert [number for number, each in enumerate(found) if each is None] == sorted(model.refused)
+    assert model.extract(["7", "8"], Item, instructions="n") == found
+    assert model.extract("7", Small, instructions="n") is None
+    assert "no number will do" in model.refused[0]
+
+
+@pytest.mark.slow
+def test_results_are_the_same_from_threads_and_in_a_running_loop(model):
+    prompts = [f"{n} + 2" for n in range(8)]
+    settings = {"max_tokens": 8, "temperature": 1.0, "seed": 3}
+
+    def call(prompt):
+        return (
+            model.generate(prompt, **settings),
+            "".join(model.stream(prompt, **settings)),
+            model.logprobs(prompt, "4"),
+        )
+
+    expected = [call(prompt) for prompt in prompts]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(call, prompts)) == expected
+
+    async def cell():
+        return call(prompts[0])
+
+    assert asyncio.run(cell()) == expected[0]
+
+
+def test_a_bar_is_shown_on_a_terminal_in_a_notebook_or_if_asked_for(model, capfd, monkeypatch):
+    many = ["2"] * 20
+    model.generate(many, max_tokens=2)
+    assert capfd.readouterr() == ("", "")
+    loud = nautile.load(model.folder, show=True)
+    loud.logprobs("2", ["a", "b"])
+    assert "logprobs: 2 of 2" in capfd.readouterr().err
+    shown = []
+    handle = SimpleNamespace(update=lambda data, raw: shown.append(data["text/plain"]))
+    notebook = SimpleNamespace(display=lambda data, raw, display_id: handle)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=notebook))
+    model.generate(many, max_tokens=2)
+    assert shown[0].startswith("texts: 16 of 20 ████")
+    assert shown[-2:] == ["texts: 20 of 20 ████████████████████ 100%", ""]
+    assert capfd.readouterr() == ("", "")
 
 
 def test_bad_input_is_one_exception(model, tmp_path, monkeypatch):
     monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "store"))
+    newer = shutil.copytree(model.folder, tmp_path / "newer")
+    config = json.loads((newer / "config.json").read_text())
+    (newer / "config.json").write_text(json.dumps(config | {"format": 9}))
+    (tmp_path / "file").touch()
+    recursive = {"$ref": "#"}
     for call, words in (
         (lambda: nautile.load("self_distil"), "did you mean"),
         (lambda: nautile.load(tmp_path), "is not a checkpoint folder"),
+        (lambda: nautile.load(tmp_path / "none"), "there is no such folder"),
+        (lambda: nautile.load(newer), "format 9, and this version reads formats 1 and 2"),
+        (lambda: nautile.load(store=tmp_path / "file" / "store"), "no checkpoint in"),
+        (lambda: nautile.open(tmp_path / "file" / "store").runs(), "cannot be written"),
+        (lambda: model.generate(3), "generate: needs a text or a list of texts, not int"),
+        (lambda: model.chat(b"2"), "chat: needs a text or a list of texts, not bytes"),
+        (lambda: list(model.stream(None)), "stream: needs a text"),
+        (lambda: model.classify("2", ["a", None]), "classify: labels: text 1 is NoneType"),
+        (lambda: model.classify("2", ["a", "a"]), "at least two different labels"),
+        (lambda: model.classify("2", ["a", "b"], threshold=3), "classify: threshold: "),
+        (lambda: model.classify("2"), "has no labels.json"),
+        (lambda: model.extract("2", int), "schema is <class 'int'>: give a pydantic class"),
+        (lambda: model.extract("2", {"const": {1}}), "cannot be written as JSON"),
+        (lambda: model.extract("2", recursive), "extract.json_schema"),
+        (lambda: model.extract("2", {"type": "nothing"}), "extract.json_schema"),
+        (lambda: model.extract("2", Item, temperature=-1), "extract: temperature: "),
+        (lambda: nautile.plan("local", topology="v9:1", device="rtx4090"), "leave out topology"),
+        (lambda: nautile.plan("local", device="rtx"), "rtx"),
+        (lambda: nautile.plan("lokal"), "lokal"),
+        (lambda: nautile.rehearse("local", spend=-1), "spend -1"),
+        (lambda: nautile.sweep(tmp_path / "none.toml"), "none.toml"),
+        (lambda: nautile.compare("a"), "needs at least two"),
         (lambda: model.generate(["a", 3]), "text 1 is int, not str"),
         (lambda: model.generate("a", max_tokens=64), "leaves no room"),
         (lambda: model.generate("a" * 200, max_tokens=8), "text 0 has 200 tokens"),
@@ -126,6 +213,61 @@ def test_frames_are_what_the_commands_print(made, command_line, monkeypatch):  #
 
 
 @pytest.mark.slow
+def test_a_name_that_is_unknown_lists_near_ones(two_runs, monkeypatch):  # noqa: F811
+    opened = nautile.open(two_runs.root)
+    some = opened.artifacts("evaluation")["id"][0]
+    monkeypatch.setenv("NAUTILE_STORE", str(two_runs.root))
+    for call, near in (
+        (lambda: opened.steps("the toy rum"), "the toy run"),
+        (lambda: opened.metrics(name="rewards"), "reward"),
+        (lambda: opened.evaluations(benchmark="heldout"), "held_out"),
+        (lambda: opened.samples(label="self_distil"), "self_distill"),
+        (lambda: opened.artifacts("evaluations"), "evaluation"),
+        (lambda: opened.path(f"evaluations/{some[-12:]}"), "evaluation"),
+        (lambda: opened.path(f"{some[:-1]}z"), some),
+        (lambda: nautile.compare("pretrain", "reson"), "reason"),
+        (lambda: nautile.compare("toy", "the b0b rum"), "the b0b run"),
+        (lambda: nautile.load("reson"), "reason"),
+    ):
+        with pytest.raises(nautile.ConfigError, match=f"did you mean '{near}'"):
+            call()
+    assert opened.metrics(run=RUN, name="loss").empty  # which another run has
+
+
+@pytest.mark.slow
+def test_comparisons_are_those_of_the_command(two_runs, command_line, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("NAUTILE_STORE", str(two_runs.root))
+    runs = nautile.compare("toy", RUN)
+    assert runs.data == {RUN: json.loads(command_line("compare", "toy", RUN, "--json")[1])}
+    row = runs.scores.set_index("stage").loc["reason"]
+    assert row["a"] + row["lead"] == pytest.approx(row["b"])
+    assert row["low"] <= row["lead"] <= row["high"]
+    assert runs.settings["field"].tolist() == ["reason.policy.steps"]
+    assert runs.curves.set_index("metric").loc["reward", "b.best"] == 0.9
+    assert runs.steps["label"].tolist() == [row["label"] for row in runs.data[RUN]["steps"]]
+    assert len(runs.warnings) == 2
+    stages = nautile.compare("pretrain", "align", "reason")
+    assert stages.data["reason"] == json.loads(command_line("compare", "pretrain", "reason", "--json")[1])
+    assert set(stages.scores["other"]) == {"align", "reason"}
+    assert len(stages.changed) == sum(len(found["changed"]) for found in stages.data.values())
+
+
+@pytest.mark.slow
+def test_plans_are_those_of_the_command(command_line, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "store"))
+
+    async def cell():  # whose loop is running when the endpoints are asked
+        return nautile.plan(TOY, topology="v9:1", online=True)
+
+    plan = asyncio.run(cell())
+    assert "v9" in str(plan.error)
+    out = command_line("plan", str(TOY), "--topology", "v9:1", "--online", "--json")[1]
+    assert json.loads(json.dumps(plan.as_json())) == json.loads(out)
+    device = nautile.plan(TOY, device="rtx4090")
+    assert device.hours == json.loads(command_line("plan", str(TOY), "--device", "rtx4090", "--json")[1])["hours"]
+
+
+@pytest.mark.slow
 def test_a_run_is_a_process_with_progress_an_end_and_its_first_error(tmp_path, monkeypatch):
     for name, value in {**TOY_DAG, "PYTHONPATH": str(ROOT)}.items():
         monkeypatch.setenv(name, value)
@@ -153,6 +295,32 @@ def test_a_cancelled_run_ends_with_all_its_processes_and_goes_on(tmp_path, monke
     assert run.state == "interrupted"
     monkeypatch.delenv("NAUTILE_TOY_FAULT")
     assert "pretrain.checkpoint" in nautile.run(TOY, until="pretrain", store=tmp_path / "store").result()
+
+
+@pytest.mark.heavy
+def test_a_sweep_and_a_rehearsal_are_handles_too(made, tmp_path, monkeypatch, command_line):  # noqa: F811
+    store = shutil.copytree(made[0].root, tmp_path / "store")
+    for name, value in {**TOY_DAG, "PYTHONPATH": str(ROOT), "NAUTILE_STORE": str(store)}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "try.toml").write_text(f'config = "{TOY}"\nuntil = "pretrain"\n[grid]\n"pretrain.log_every" = [1, 2]\n')
+    with pytest.raises(nautile.ConfigError, match="make the same artifacts"):
+        nautile.sweep(tmp_path / "try.toml")
+    (tmp_path / "try.toml").write_text(f'config = "{TOY}"\nseeds = [0, 1]\nuntil = "pretrain"\n[[arms]]\nname = "it"\n')
+    sweep = nautile.sweep(tmp_path / "try.toml")
+    report = sweep.result()
+    assert (sweep.state, sweep.error) == ("done", None)
+    assert sweep.progress()["share"] == 1.0
+    assert report == json.loads(command_line("sweep", str(tmp_path / "try.toml"), "--report", "--json")[1])
+    assert [arm["state"] for arm in report["arms"]] == ["done", "done"]
+
+    monkeypatch.setenv("NAUTILE_TOY_FAULT", "pretrain:crash")
+    rehearsal = nautile.rehearse(TOY)
+    with pytest.raises((nautile.RunFailed, nautile.ConfigError)) as ending:
+        rehearsal.result()
+    assert (rehearsal.state, str(ending.value).removeprefix(f"{rehearsal.name}: ")) == ("failed", rehearsal.error)
+    assert rehearsal.report()["stages"][0]["outcome"] == "done"
+    monkeypatch.delenv("NAUTILE_TOY_FAULT")
+    assert nautile.rehearse(TOY).result()["complete"]
 
 
 @pytest.mark.heavy

@@ -10,7 +10,6 @@ the fan-out tries the work item again. Nothing is taken from the clients' caches
 that plans a run imports this module.
 """
 
-import errno
 import hashlib
 import json
 import logging
@@ -24,12 +23,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import httpx2  # the HTTP client under huggingface_hub
 import pyarrow
 from pyarrow.parquet import ParquetFile, write_table
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.files import write_atomically
+from nautile.common.hub import clear_errors
 from nautile.common.retry import Backoff, retry, retry_after
 from nautile.common.text import first_line
 from nautile.data.sources.local_files import count_jsonl_rows, is_parquet
@@ -40,9 +39,6 @@ log = logging.getLogger(__name__)
 FIRST_ROWS = "NAUTILE_FIRST_ROWS"
 DOWNLOADS = 3  # attempts at a file that arrives with another digest
 PATHS_PER_REQUEST = 500
-TRANSIENT_STATUSES = (408, 425, 429)  # and every 5xx
-# Errors of this machine's disk, which another download would meet again.
-OWN_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 
 @dataclass(frozen=True)
@@ -192,7 +188,7 @@ def fetch_hub_file(source: HubSplit, file: SourceFile, folder: Path) -> Path:
     disable_progress_bars()
     where, difference = describe(source, file.path), ""
     for _ in range(DOWNLOADS):
-        with _clear_errors(where):
+        with clear_errors(where):
             downloaded = hf_hub_download(
                 source.path,
                 file.path,
@@ -269,7 +265,7 @@ def _retried(source: HubSplit, path: str, call: Callable[[], T]) -> T:
     where = describe(source, path)
 
     def attempt() -> T:
-        with _clear_errors(where):
+        with clear_errors(where):
             return call()
 
     return retry(
@@ -279,43 +275,6 @@ def _retried(source: HubSplit, path: str, call: Callable[[], T]) -> T:
         retry_after_s=lambda error: retry_after(getattr(getattr(error.__cause__, "response", None), "headers", {})),
         before_pause=lambda error, n, pause_s: log.warning("%s; attempt %d, again in %.1f s", error, n, pause_s),
     )
-
-
-@contextmanager
-def _clear_errors(where: str) -> Iterator[None]:
-    """Translate the clients' errors into `ConfigError` (the user must change something) or `Retryable` (temporary).
-
-    Errors of the local disk and programming errors are not translated, because no file may be skipped for them.
-    """
-    from huggingface_hub import errors
-
-    try:
-        yield
-    except (ConfigError, Retryable):
-        raise
-    except Exception as error:
-        reason = first_line(error)
-        if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__:
-            reason = f"{reason} ({error.__cause__})"
-        elif isinstance(error, errors.HfHubHTTPError):
-            status = error.response.status_code
-            if status < 500 and status not in TRANSIENT_STATUSES:
-                message = f"{where}: cannot be read ({reason}); check `path`, `revision` and HF_TOKEN"
-                if isinstance(error, errors.GatedRepoError):
-                    message = f"{where}: it is gated: accept its terms on the Hub and set HF_TOKEN"
-                raise ConfigError(message) from error
-        if isinstance(error, httpx2.HTTPError | errors.LocalEntryNotFoundError | ConnectionError | TimeoutError):
-            raise Retryable(f"{where}: the Hub did not answer ({type(error).__name__}: {reason})") from error
-        if isinstance(error, errors.XetDownloadError) or type(error) is RuntimeError:  # hf_xet raises RuntimeError
-            raise Retryable(f"{where}: could not be fetched ({reason})") from error
-        if "gated dataset" in reason:  # of `datasets`, which drops the Hub's own error
-            message = f"{where}: {reason}; it is gated: accept its terms on the Hub and set HF_TOKEN"
-            raise ConfigError(message) from error
-        if isinstance(error, ValueError | FileNotFoundError):  # from `datasets`, for an unknown subset or dataset
-            raise ConfigError(f"{where}: {reason} (check `path`, `subset` and `revision`)") from error
-        if isinstance(error, OSError) and error.errno not in OWN_DISK:
-            raise Retryable(f"{where}: could not be fetched whole ({reason})") from error
-        raise
 
 
 @contextmanager

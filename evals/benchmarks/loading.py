@@ -13,10 +13,10 @@ from typing import Any
 import httpx2  # the HTTP client under huggingface_hub
 
 from nautile.common.errors import ConfigError, Retryable
+from nautile.common.hub import OWN_DISK, TRANSIENT_STATUSES
 from nautile.configs.evaluation import BenchmarkChoice
 from nautile.data.records import Rejected
 from nautile.data.screening.contamination import HeldOutQuestion
-from nautile.data.sources.hub import OWN_DISK, TRANSIENT_STATUSES
 from nautile.data.sources.local_files import read_json_values
 from nautile.data.table import read_table
 from nautile.evals.benchmarks.catalogue import Benchmark, built, choose, items_of

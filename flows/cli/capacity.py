@@ -1,37 +1,13 @@
-"""`nautile plan`: estimate pretraining by arithmetic, run the stage `plan`, or compare settings of the model."""
+"""`nautile plan`: the estimate of pretraining as text, and the comparison of settings of the model."""
 
-import uuid
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from nautile.common.errors import ConfigError
 from nautile.common.text import amount, dollars, markdown_table
-from nautile.configs.base import fingerprint
-from nautile.configs.operation import PlanConfig
 from nautile.configs.schema import RunConfig
-from nautile.flows.dag import resolve_starts
-from nautile.model.capacity.flops import TrainingEstimate, estimate_training
-from nautile.model.capacity.topology import GIB, check_compiler, enable_compilers, parse_topology
+from nautile.model.capacity.flops import TrainingEstimate
+from nautile.model.capacity.topology import GIB, enable_compilers, parse_topology
 from nautile.store.artifacts import Store
-from nautile.tasks.engine.attempt import run_stage
-from nautile.tasks.engine.progress import StageUpdate, subscribe
-from nautile.tasks.engine.stage import RunContext
-from nautile.tasks.reporting.capacity import plan_capacity
-
-
-def estimate_pretraining(config: RunConfig, topology: str, mfu: float, fsdp: int | None) -> TrainingEstimate | None:
-    """Memory, time and cost of pretraining on named chips, without a compiler; None for this machine's own devices.
-
-    Raises `ConfigError` for an unknown topology, or a batch or mesh that does not divide among its chips.
-    """
-    if not 0 < mfu <= 1:
-        raise ConfigError(f"--mfu {mfu} must be above 0 and at most 1")
-    if topology == "local":
-        return None
-    target, price = parse_topology(topology), config.launch.dollars_per_chip_hour
-    pretrain = config.pretrain.model_copy(update={"fsdp": fsdp} if fsdp else {})
-    return estimate_training(pretrain, config.model, config.ingest.row_length, target, mfu, price)
 
 
 def estimate_markdown(estimate: TrainingEstimate, compiled: bool) -> str:
@@ -74,48 +50,6 @@ def _chip_cost(estimate: TrainingEstimate) -> str:
         return f"{hours}, of a chip without a list price: give yours with --price."
     total, rate = dollars(estimate.dollars), f"${estimate.dollars_per_chip_hour:.2f}"
     return f"{total} for {hours} at {rate} each, estimated with the time; your price: --price."
-
-
-def plan_pretraining(
-    store: Store,
-    config: RunConfig,
-    topology: str,
-    mfu: float,
-    fsdp: int | None,
-    largest: bool,
-    show: Callable[[str], object],
-) -> Path:
-    """Make the artifact of a plan, or reuse that of an equal earlier request; returns its folder. `show`: progress."""
-    store.refresh()
-    # A stage that starts from a checkpoint of the store is planned with that checkpoint's full id, as a run would do
-    # it.
-    config = resolve_starts(config, store)
-    pretrain = config.pretrain.model_copy(update={"fsdp": fsdp} if fsdp else {})
-    plan = PlanConfig(topology=topology, row_length=config.ingest.row_length, mfu=mfu, largest=largest)
-    # The RL stages are planned along with pretraining, so their sections are part of the key: a changed batch of
-    # rollouts is another plan.
-    others = {name: getattr(config, name) for name in config.trained if name != "pretrain"}
-    sections = {"plan": plan, "pretrain": pretrain, "model": config.model, **others}
-    # `plan-` marks an attempt that belongs to no pipeline run; `nautile logs` lists these last.
-    context = RunContext(f"plan-{uuid.uuid4().hex[:8]}", str(store.root), config=config.name)
-
-    def on_update(update: StageUpdate) -> None:
-        if update.note:
-            show(update.note)
-
-    settings = {name: section.model_dump(mode="json") for name, section in sections.items()}
-    # A plan also depends on operational fields such as the mesh, which keys leave out: add a hash of all fields.
-    settings["every_field"] = fingerprint(settings)
-    # The process of the stage would take ten seconds to say that there is no compiler.
-    target = None if topology == "local" else parse_topology(topology)
-    if target is not None and target.chip is not None and store.find("plan", plan_capacity.key(settings, {})) is None:
-        check_compiler(topology, target.chip)
-    unsubscribe = subscribe(on_update)
-    try:
-        outputs = run_stage(plan_capacity, settings, {}, context)
-    finally:
-        unsubscribe()
-    return store.get(outputs["plan"]).path
 
 
 def compare_settings(

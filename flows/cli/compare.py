@@ -6,56 +6,20 @@ An evaluation is named by a folder, an artifact id, or the evaluated stage (its 
 name.
 """
 
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from nautile.common.errors import ConfigError
 from nautile.common.text import visible
 from nautile.configs.changes import Change, describe_changes
 from nautile.evals.benchmarks.registry import title_of
 from nautile.evals.scoring.comparison import comparison_table, whose_gain
 from nautile.flows.render import FittingTable, query_table
-from nautile.flows.run_state import MOST_SEARCHED, RUNS, reading, run_named
-from nautile.flows.sweep.comparisons import SIDES, evaluated, gain_lines, seed_lines, step_cells
-from nautile.store.artifacts import Store
+from nautile.flows.sweep.comparisons import SIDES, gain_lines, seed_lines, step_cells
 from nautile.tasks.reporting.other_seeds import recipe_lines
 
 MAX_CHARACTERS = 600  # of a prompt or an output in the terminal
-
-
-def runs_named(store: Store, a: str, b: str) -> tuple[str, str] | None:
-    """The ids of the two runs that `a` and `b` name (by name or first digits); None if both name evaluations.
-
-    Raises `ConfigError` for a run and an evaluation, and for a name of several runs.
-    """
-    with reading(store) as query:
-        # A run is looked up last: `nautile compare align reason` means stages also where a run is called `reason`.
-        runs = {row["run"]: row["name"] for row in query(RUNS, MOST_SEARCHED)}
-    labels = evaluated(store)
-    ids: list[str | None] = []
-    for name in (a, b):
-        if Path(name).is_dir() or "/" in name or name in labels:
-            ids.append(None)
-            continue
-        run = run_named(name, runs)
-        # Both ids are hexadecimal, so a few digits can be the beginning of a run and of an evaluation.
-        if run and any(key.startswith(name) for _, key, _, _ in store.folders("evaluation")):
-            raise ConfigError(
-                f"{name!r} matches a run and an evaluation: write evaluation/{name}, or give more digits of the run"
-            )
-        ids.append(run)
-    match ids:
-        case [None, None]:
-            return None
-        case [str(first), str(second)]:
-            if first == second:
-                raise ConfigError(f"{a!r} and {b!r} are the same run: name another run to compare it with")
-            return first, second
-    run, other = (a, b) if ids[0] else (b, a)
-    raise ConfigError(f"{run!r} is a run and {other!r} is not: compare two runs, or two evaluations")
 
 
 def comparison_view(comparison: dict[str, Any], shown: int) -> RenderableType:

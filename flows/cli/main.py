@@ -390,19 +390,12 @@ def compare(
 
     Or two runs: settings that differ, paired tests of their scores, last values of their curves, time and cost.
     """
-    from nautile.flows.cli.compare import comparison_view, run_comparison_view, runs_named
-    from nautile.flows.sweep.comparisons import check_choices, compare_evaluations, compare_runs
-    from nautile.store.catalog import Catalog
+    from nautile.flows.cli.compare import comparison_view, run_comparison_view
+    from nautile.flows.sweep.comparisons import compare_named
 
-    store = the_store()
-    check_choices(verdict, way)
-    if runs := runs_named(store, first, second):
-        catalog = Catalog(store)
-        runs_compared = compare_runs(store, lambda sql, *values: catalog.query(sql, values), *runs, verdict, way)
-        show_as(runs_compared, as_json, run_comparison_view)
-        return
-    comparison = compare_evaluations(store, first, second, verdict, way)
-    show_as(comparison, as_json, lambda comparison: comparison_view(comparison, changed))
+    comparison = compare_named(the_store(), first, second, verdict, way)
+    view = run_comparison_view if "runs" in comparison else partial(comparison_view, shown=changed)
+    show_as(comparison, as_json, view)
 
 
 # The default mode drops names of tables such as [launch], as if they were markup.

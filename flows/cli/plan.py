@@ -1,6 +1,5 @@
 """`nautile plan`: memory, time and cost of a configuration, by arithmetic, the compiler and earlier calls."""
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -97,7 +96,6 @@ def plan(
     """
     if setting and not compare:
         raise ConfigError("--setting needs --compare")
-    from dataclasses import asdict
 
     from nautile.configs.load import load
 
@@ -108,61 +106,36 @@ def plan(
     if compare:
         compare_plan(load(config, settings), topology, fsdp, setting or [], as_json)
         return
-    from nautile.flows.cli.capacity import estimate_markdown, estimate_pretraining, plan_pretraining
+    from nautile.flows.cli.capacity import estimate_markdown
     from nautile.flows.dag import pipeline_steps
-    from nautile.flows.device_plan import assumed_mfu
-    from nautile.flows.forecast import forecast_calls, forecast_lines, forecast_reading, pack_anew, reading_markdown
-    from nautile.flows.readiness import (
-        ask_online,
-        missing_settings,
-        missing_webhook,
-        price_differences,
-        refuse_missing_rows,
-    )
+    from nautile.flows.forecast import forecast_lines, reading_markdown
+    from nautile.flows.planning import plan_run
 
-    store, run_config = the_store(), load(config, settings)
-    if price is not None:
-        launch = run_config.launch.model_copy(update={"dollars_per_chip_hour": price})
-        run_config = run_config.model_copy(update={"launch": launch})
-    asked, topology = topology, topology or run_config.launch.topology
-    steps = pipeline_steps(run_config)
-    # Everything that would stop the real run later is collected here, also where the compiler cannot plan for the
-    # chips.
-    missing = [*refuse_missing_rows(steps), *missing_settings(steps), *missing_webhook(run_config.operation)]
-    prices = price_differences(steps)
-    plan_error = estimate = None
-    with console_for(stderr=True).status(f"planning for {topology}") as spinner:
-        answers = ask_online(steps, spinner.update) if online else None
-        try:
-            mfu = assumed_mfu(run_config, topology) if mfu is None else mfu
-            estimate = estimate_pretraining(run_config, topology, mfu, fsdp)
-            folder = plan_pretraining(store, run_config, topology, mfu, fsdp, not quick, spinner.update)
-        except (ConfigError, Retryable) as error:
-            # Who plans for chips that the compiler does not know still wants the forecast of the calls.
-            plan_error = error
-    if plan_error is not None:
-        console_for(stderr=True).print(visible(str(plan_error)), style="red", soft_wrap=True)
-    calls = forecast_calls(steps, store)
-    sources, anew = forecast_reading(run_config, store), pack_anew(run_config, store, row_length or ())
+    run_config = load(config, settings)
+    with console_for(stderr=True).status("planning") as spinner:
+        found = plan_run(
+            run_config, the_store(), topology, price=price, mfu=mfu, fsdp=fsdp, largest=not quick,
+            row_lengths=row_length or (), online=online, show=spinner.update,
+        )  # fmt: skip
+    if found.error is not None:
+        console_for(stderr=True).print(visible(str(found.error)), style="red", soft_wrap=True)
+    answers = found.online
     if as_json:
-        more = {"calls": [asdict(row) for row in calls], "missing": missing, "prices": prices}
-        more |= {"sources": {name: asdict(row) for name, row in sources.items()}, "rows": [asdict(row) for row in anew]}
-        more |= {"estimate": estimate and asdict(estimate), "online": answers and asdict(answers)}
-        text = "" if plan_error else (folder / "plan.json").read_text(encoding="utf-8")
-        plan = {"refused": str(plan_error)} if plan_error else json.loads(text)
-        write_json({**plan, **more}, ensure_ascii=False)
+        write_json(found.as_json(), ensure_ascii=False)
     else:
-        parts = [(folder / "plan.md").read_text(encoding="utf-8").strip()] if plan_error is None else []
-        parts += [estimate_markdown(estimate, compiled=plan_error is None)] if estimate is not None else []
-        parts += [reading_markdown(sources, anew)] if sources else []
+        parts = [] if found.folder is None else [(found.folder / "plan.md").read_text(encoding="utf-8").strip()]
+        if found.estimate is not None:
+            parts += [estimate_markdown(found.estimate, compiled=found.error is None)]
+        parts += [reading_markdown(found.sources, found.rows)] if found.sources else []
         if parts:
             print_markdown("\n\n".join(parts))
         command = f"nautile plan {config_words(config, settings)} --online"
-        lines = [""] if parts else []
-        lines += [*forecast_lines(calls), *listed("still to be set", missing), *asking_lines(steps, answers, command)]
-        lines += listed("prices that differ from the vendor's list", prices)
+        lines = ["", *forecast_lines(found.calls)] if parts else forecast_lines(found.calls)
+        lines += listed("still to be set", found.missing)
+        lines += asking_lines(pipeline_steps(run_config), answers, command)
+        lines += listed("prices that differ from the vendor's list", found.prices)
         console_for().print("\n".join(lines), soft_wrap=True)
-    if plan_error is not None and (asked or estimate is None or isinstance(plan_error, Retryable)):
+    if found.error is not None and (topology or found.estimate is None or isinstance(found.error, Retryable)):
         raise typer.Exit(2)
     if answers is not None and (answers.refused or answers.silent):
         raise ConfigError(

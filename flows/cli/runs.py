@@ -10,7 +10,7 @@ from rich.text import Text
 
 from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError
-from nautile.common.text import amount, chips_text, dollars, duration, one_line, visible
+from nautile.common.text import amount, chips_text, did_you_mean, dollars, duration, one_line, visible
 from nautile.configs.changes import Change, describe_changes, read_changes
 from nautile.configs.load import locate
 from nautile.flows.cli.tables import STATES, calls_text
@@ -58,7 +58,7 @@ def run_unless_config(store: Store, name: str | None) -> RunState | None:
         # A configuration wins over a run of its name, because `nautile run local` calls its runs `local` too.
         if (run := named_run(store, name)) is not None:
             return run
-        raise ConfigError(f"{no_config}; nor is it the id or name of a run: {newest_names(store)}") from None
+        raise ConfigError(f"{no_config}; nor is it the id or name of a run{near_run(store, name)}") from None
     return None
 
 
@@ -70,10 +70,12 @@ def named_run(store: Store, name: str) -> RunState | None:
         return run_state(store, query, runs[run_id], questions_by_run(store)) if run_id else None
 
 
-def newest_names(store: Store) -> str:
-    """For a message about a run that does not exist: the ids of the newest."""
+def near_run(store: Store, name: str) -> str:
+    """For a message about a run that does not exist: a name that is near, and the ids of the newest."""
     with reading(store) as query:
-        return f"the newest are {', '.join(row['run'][:8] for row in query(RUNS, 8)) or 'none'}"
+        runs = query(RUNS, MOST_SEARCHED)
+    newest = ", ".join(row["run"][:8] for row in runs[:8]) or "none"
+    return f"{did_you_mean(name, {row['name'] for row in runs if row['name']})}: the newest are {newest}"
 
 
 def newest_run(store: Store) -> RunState | None:

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from nautile.common.commands import shell_command
 from nautile.flows.cli.terminal import Json, console_for, show_as, the_store
 
 
@@ -30,9 +29,8 @@ def sweep(
     Each arm is a run of `nautile run` and reuses all artifacts that its settings allow. The same command resumes.
     """
     from nautile.common.errors import ConfigError
-    from nautile.flows.sweep.arms import read_sweep
-    from nautile.flows.sweep.report import sweep_report
-    from nautile.store.catalog import Catalog
+    from nautile.flows.sweep.arms import planned, read_sweep
+    from nautile.flows.sweep.report import report_of
 
     if dry_run and report:
         raise ConfigError("--dry-run and --report cannot be combined: pass one of them")
@@ -53,38 +51,12 @@ def sweep(
         # Saved before the runs, so that the dashboard can show the sweep while it runs, and after it was killed.
         sweep_file.save(store)
         code = run_sweep(sweep_file, store, parallel, lambda line: console.print(line, soft_wrap=True))
-    store.refresh(events=True)
-    if not store.root.exists():
-        command = shell_command("nautile", "sweep", file)
-        raise ConfigError(f"no store at {store.root}: `{command}` creates it, NAUTILE_STORE names another")
-    catalog = Catalog(store)
-    catalog.catch_up()
     # Printed also after failures: the arms that are finished can be compared, and the exit code says that some are not.
-    result = sweep_report(store, sweep_file.record(), lambda sql, *parameters: catalog.query(sql, parameters))
+    result = report_of(store, sweep_file.record())
     if not as_json:
         console.print()
     show_as(result, as_json, report_view)
     raise typer.Exit(code)
-
-
-def planned(sweep: Any, store: Any) -> dict[str, Any]:
-    """The steps that each run would reuse, share with a run before it, and compute; and the forecast of paid calls."""
-    from nautile.flows.forecast import forecast_calls, forecast_lines
-    from nautile.flows.selection import is_in_store
-
-    known_keys, runs, to_compute = set[str](), [], []
-    for run in sweep.runs:
-        row: dict[str, Any] = {"arm": run.arm, "seed": run.seed, "settings": list(run.settings)}
-        row |= {"reused": [], "shared": [], "computed": []}
-        for step in run.prepared.steps:
-            origin = "reused" if is_in_store(store, step) else "shared" if step.key in known_keys else "computed"
-            row[origin].append(step.label)
-            if origin == "computed":
-                to_compute.append(step)
-            # Runs side by side wait at the lock of a shared key, so the counts stay true.
-            known_keys.add(step.key)
-        runs.append(row)
-    return {"runs": runs, "calls": forecast_lines(forecast_calls(to_compute, store))}
 
 
 def plan_view(plan: dict[str, Any]) -> Any:

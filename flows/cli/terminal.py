@@ -53,7 +53,8 @@ IdArgument = Annotated[
 CheckpointArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="CHECKPOINT", help="An artifact id, a folder or a stage: align. Default: the newest in the store."
+        metavar="CHECKPOINT",
+        help="An artifact id, a folder, a stage (align), or OWNER/NAME of the Hub. Default: the newest in the store.",
     ),
 ]
 RuntimeOption = Annotated[

@@ -25,11 +25,11 @@ import httpx2  # the HTTP client under huggingface_hub
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.files import sha256_of, write_text
+from nautile.common.hub import TRANSIENT_STATUSES
 from nautile.common.retry import Backoff, retry, retry_after
 from nautile.common.text import first_line, visible
 from nautile.data.distill.parquet import write_parquet
 from nautile.data.label_set import LabelSet, read_label_set
-from nautile.data.sources.hub import TRANSIENT_STATUSES
 from nautile.model.exports.formats import FORMATS
 from nautile.store.artifacts import Artifact, Store
 from nautile.tasks.reporting.cards import (

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import product
@@ -20,6 +20,7 @@ from nautile.configs.sweep import SweepConfig
 from nautile.evals.benchmarks.registry import composites, parts_of
 from nautile.evals.benchmarks.stand_ins import HELD_OUT
 from nautile.flows.dag import Step
+from nautile.flows.forecast import forecast_calls, forecast_lines
 from nautile.flows.selection import PreparedRun, Selection, is_in_store, prepare_run
 from nautile.store.artifacts import Store
 
@@ -135,6 +136,23 @@ def read_sweep(path: Path, store: Store, many: bool = False) -> Sweep:
     return Sweep(name, path, base, section, tuple(runs), after)
 
 
+def planned(sweep: Sweep, store: Store) -> dict[str, Any]:
+    """The steps that each run would reuse, share with a run before it, and compute; and the forecast of paid calls."""
+    known_keys, runs, to_compute = set[str](), list[dict[str, Any]](), list[Step]()
+    for run in sweep.runs:
+        row: dict[str, Any] = {"arm": run.arm, "seed": run.seed, "settings": list(run.settings)}
+        row |= {"reused": [], "shared": [], "computed": []}
+        for step in run.prepared.steps:
+            origin = "reused" if is_in_store(store, step) else "shared" if step.key in known_keys else "computed"
+            row[origin].append(step.label)
+            if origin == "computed":
+                to_compute.append(step)
+            # Runs side by side wait at the lock of a shared key, so the counts stay true.
+            known_keys.add(step.key)
+        runs.append(row)
+    return {"runs": runs, "calls": forecast_lines(forecast_calls(to_compute, store))}
+
+
 def expand(section: SweepConfig, path: Path) -> list[tuple[str, tuple[str, ...]]]:
     """Name and settings of each arm.
 
@@ -178,6 +196,11 @@ def toml_value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     return str(value)
+
+
+def setting_words(settings: Mapping[str, Any]) -> list[str]:
+    """Settings in the form of `--set`: `{"seed": 3}` is `seed=3`."""
+    return [f"{field}={toml_value(value)}" for field, value in settings.items()]
 
 
 def _name(path: Path, store: Store) -> str:

@@ -15,17 +15,17 @@ from nautile.common import environment
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json
 from nautile.common.metrics import metric
-from nautile.common.text import dollars, duration
+from nautile.common.text import did_you_mean, dollars, duration
 from nautile.configs.changes import differences
 from nautile.evals.running.rows import SampleRow, read_rows
 from nautile.evals.scoring.comparison import compare, whose_gain
 from nautile.evals.scoring.intervals import OVER_PROBLEMS
 from nautile.flows.named import named_or_newest
-from nautile.flows.run_state import PLAN, STEPS, Query, output_of, reading
+from nautile.flows.run_state import MOST_SEARCHED, PLAN, RUNS, STEPS, Query, output_of, reading, run_named
 from nautile.flows.sweep.arms import EVALUATE
 from nautile.flows.sweep.report import WAYS
 from nautile.store.artifacts import Store, short_id
-from nautile.store.catalog import CatalogRow
+from nautile.store.catalog import Catalog, CatalogRow
 from nautile.store.views import SPENT
 from nautile.tasks.reporting.other_seeds import Accuracies, accuracies_by_seed, recipe_lines, recipe_seeds, spread
 
@@ -49,6 +49,52 @@ def evaluated(store: Store) -> dict[str, str]:
         label = artifact.manifest["label"]
         names |= {label: artifact.id, label.removeprefix(EVALUATE): artifact.id}
     return names
+
+
+def runs_named(store: Store, a: str, b: str) -> tuple[str, str] | None:
+    """The ids of the two runs that `a` and `b` name (by name or first digits); None if both name evaluations.
+
+    Raises `ConfigError` for a run and an evaluation, and for a name of several runs.
+    """
+    with reading(store) as query:
+        # A run is looked up last: `nautile compare align reason` means stages also where a run is called `reason`.
+        runs = {row["run"]: row["name"] for row in query(RUNS, MOST_SEARCHED)}
+    labels = evaluated(store)
+    ids: list[str | None] = []
+    for name in (a, b):
+        if Path(name).is_dir() or "/" in name or name in labels:
+            ids.append(None)
+            continue
+        run = run_named(name, runs)
+        is_evaluation = any(key.startswith(name) for _, key, *_ in store.folders("evaluation"))
+        if not run and not is_evaluation and (close := did_you_mean(name, {*labels, *filter(None, runs.values())})):
+            raise ConfigError(f"no run, and no stage with an evaluation, {name!r}{close}")
+        # Both ids are hexadecimal, so a few digits can be the beginning of a run and of an evaluation.
+        if run and is_evaluation:
+            raise ConfigError(
+                f"{name!r} matches a run and an evaluation: write evaluation/{name}, or give more digits of the run"
+            )
+        ids.append(run)
+    match ids:
+        case [None, None]:
+            return None
+        case [str(first), str(second)]:
+            if first == second:
+                raise ConfigError(f"{a!r} and {b!r} are the same run: name another run to compare it with")
+            return first, second
+    run, other = (a, b) if ids[0] else (b, a)
+    raise ConfigError(f"{run!r} is a run and {other!r} is not: compare two runs, or two evaluations")
+
+
+def compare_named(store: Store, a: str, b: str, verdict: str = "strict", way: str = "generate") -> dict[str, Any]:
+    """Compare two runs or two evaluations, whichever `a` and `b` name: `compare_runs` (it has `runs`), else
+    `compare_evaluations`.
+    """
+    check_choices(verdict, way)
+    if runs := runs_named(store, a, b):
+        catalog = Catalog(store)
+        return compare_runs(store, lambda sql, *values: catalog.query(sql, values), *runs, verdict, way)
+    return compare_evaluations(store, a, b, verdict, way)
 
 
 def compare_evaluations(store: Store, a: str, b: str, verdict: str, way: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json
 from nautile.common.text import dollars, duration
@@ -26,7 +27,7 @@ from nautile.evals.scoring.intervals import LEVEL, OVER_PROBLEMS, holm, wilson_m
 from nautile.evals.scoring.over_seeds import SeedLead, lead_of_votes, summary
 from nautile.evals.scoring.scores import by_question, marked_title, vote
 from nautile.store.artifacts import Artifact, Store
-from nautile.store.catalog import CatalogRow
+from nautile.store.catalog import Catalog, CatalogRow
 from nautile.store.views import LAST_ATTEMPTS, SPENT
 from nautile.tasks.reporting.other_seeds import Accuracies, accuracies_by_seed, spread, spread_in_words
 
@@ -53,6 +54,17 @@ def sweep_report(store: Store, record: Record, query: Query) -> dict[str, Any]:
         "arms": runs,
         "metrics": _metrics(store, record, query),
     }
+
+
+def report_of(store: Store, record: Record) -> dict[str, Any]:
+    """`sweep_report` of what the store has recorded until now. Raises `ConfigError` if there is no store."""
+    store.refresh(events=True)
+    if not store.root.exists():
+        command = shell_command("nautile", "sweep", record["file"])
+        raise ConfigError(f"no store at {store.root}: `{command}` creates it, NAUTILE_STORE names another")
+    catalog = Catalog(store)
+    catalog.catch_up()
+    return sweep_report(store, record, lambda sql, *parameters: catalog.query(sql, parameters))
 
 
 def _run_rows(store: Store, record: Record, query: Query) -> list[dict[str, Any]]:

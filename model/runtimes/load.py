@@ -1,18 +1,22 @@
 """The runtimes by name, as for the option `--runtime`: JAX for checkpoints, onnxruntime for exports.
 
 Both have the configurations of the model and its tokenizer, a `name` with the digest of the weights, a `sampler` of
-replies (equal prompt and seed, equal sample), the `slots` of a batching engine, and a `scorer` of continuations.
+replies (equal prompt and seed, equal sample), the `slots` of a batching engine, a `scorer` of continuations, and the
+`pooled_states` of texts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import sha256_of
 from nautile.model.decoding.generate import Completion, Generator
 from nautile.model.decoding.sampling import Sampling
-from nautile.model.decoding.scoring import SharedPrefixScorer
+from nautile.model.decoding.scoring import Pooling, SharedPrefixScorer, pooled_states
 from nautile.model.decoding.slots import JaxSlots
 from nautile.model.exports.onnx.folder import is_onnx_export
 from nautile.model.layers.common import Params
@@ -40,8 +44,13 @@ class JaxRuntime:
     """The runtime for the checkpoint in `folder`. Raises ConfigError if it cannot be read."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.params, self.config, self.tokenizer = load_weights(folder)
-        self.name = f"checkpoint {sha256_of(folder / WEIGHTS)[:12]}"
+
+    @cached_property
+    def name(self) -> str:
+        """Not before it is asked for: a digest of gigabytes takes seconds."""
+        return f"checkpoint {sha256_of(self._folder / WEIGHTS)[:12]}"
 
     def sampler(self, sampling: Sampling, rows: int, prompt_length: int) -> JaxSampler:
         return JaxSampler(self.params, Generator(self.config, sampling, rows, prompt_length))
@@ -51,6 +60,9 @@ class JaxRuntime:
 
     def scorer(self, rows: int) -> SharedPrefixScorer:
         return SharedPrefixScorer(self.params, self.config, rows)
+
+    def pooled_states(self, texts: Sequence[Sequence[int]], rows: int, pooling: Pooling) -> np.ndarray:
+        return pooled_states(self.params, self.config, texts, rows, pooling)
 
 
 def onnx_runtime(folder: Path) -> "OnnxRuntime":

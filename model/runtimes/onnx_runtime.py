@@ -94,11 +94,11 @@ class OnnxRuntime:
         state = dict(zip(names, arrays, strict=True))
         return state.pop("logits"), state
 
-    def pooled_states(self, texts: Sequence[Sequence[int]], pooling: Pooling) -> np.ndarray:
+    def pooled_states(self, texts: Sequence[Sequence[int]], rows: int, pooling: Pooling) -> np.ndarray:
         """As `model.decoding.scoring.pooled_states`: features for a head, float32 [texts, D].
 
-        One text at a time, because the matrix products of its tokens already keep the cores busy. Raises ConfigError
-        for a text that is empty or over the context, and if the graphs have no output of hidden states.
+        One text at a time, whatever `rows`: the matrix products of its tokens already keep the cores busy. Raises
+        ConfigError for a text that is empty or over the context, and if the graphs have no output of hidden states.
         """
         if not any(output.name == HIDDEN for output in self.prompt.get_outputs()):
             raise ConfigError(f"{self.name}: gives no hidden states for a head; export the tuned checkpoint again")

@@ -3,16 +3,20 @@
 import json
 import os
 import tempfile
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema
 
 from nautile.common.errors import ConfigError
 from nautile.common.extras import extras_named
+from nautile.common.text import first_line, visible
 from nautile.data.chat_template import encode_prompt, parse_completion
 from nautile.data.tokenizer import tokenizer_for
 from nautile.flows.chat import Chat, ChatAnswer, ChatSettings, chat_sampling
@@ -21,30 +25,37 @@ from nautile.model.decoding.cache import length_buckets
 from nautile.model.decoding.generate import Completion
 from nautile.model.decoding.sampling import Sampling
 from nautile.model.runtimes.load import load_runtime, runtime_of
+from nautile.progress import progress_bar
 from nautile.store.mirror import open_store
 from nautile.uses.labelled.config import ClassifyConfig, ExtractConfig, TextsConfig
 
 ROWS = 16  # texts in a batch: with fewer than that one, with more several batches
+PROMPTS = 256  # whose continuations are scored in one call of the scorer
 SHORTEST = 32  # tokens of the shortest prompt that a program is compiled for
 # Sections name a file; here the texts are given.
 _GIVEN = TextsConfig(reader="jsonl", path="given")
+Use = TypeVar("Use", ClassifyConfig, ExtractConfig)
 
 
-def load_model(name: str | os.PathLike[str] | None, store: str | os.PathLike[str] | None) -> "LanguageModel":
+def load_model(
+    name: str | os.PathLike[str] | None, store: str | os.PathLike[str] | None, show: bool | None
+) -> "LanguageModel":
     """See `nautile.load`."""
     opened = open_store(os.fspath(store) if store is not None else None)
-    return LanguageModel(checkpoint_folder(None if name is None else os.fspath(name), opened))
+    return LanguageModel(checkpoint_folder(None if name is None else os.fspath(name), opened), show=show)
 
 
 class LanguageModel:
     """The model in a folder: a checkpoint, which JAX runs, or an ONNX export, which onnxruntime runs.
 
     Methods take one text or several, and return one result or a list. Equal texts and seeds give equal results,
-    whatever else is in the batch. Raises `ConfigError` for a folder that cannot be read.
+    whatever else is in the batch. They may be called from several threads, which wait for each other. `show`: progress
+    bars; None: of more than one batch, in a terminal or a notebook. Raises `ConfigError` for a folder that cannot be
+    read.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | os.PathLike[str], *, show: bool | None = None) -> None:
+        self.folder, self.show = Path(folder), show
         self.runtime = runtime_of(self.folder)
         self._loaded = load_runtime(self.runtime, self.folder)
         self.config = self._loaded.config
@@ -53,6 +64,9 @@ class LanguageModel:
         self._samplers: dict[tuple[Sampling, int, int], Any] = {}
         self._scorer: Any = None
         self._chats: dict[ChatSettings, Chat] = {}
+        self._uses: dict[str, Any] = {}  # classifiers and extractors by their sections
+        self._busy = threading.Lock()  # a scorer keeps state, and two batches would only slow each other
+        self.refused: dict[int, str] = {}  # number of a text of the last `extract` -> why it has no document
 
     def __repr__(self) -> str:
         return f"<nautile model {self.name}, {self.runtime}, context {self.config.context}>"
@@ -116,8 +130,8 @@ class LanguageModel:
         chosen = ChatSettings(**settings)
         if (chat := self._chats.get(chosen)) is None:
             chat = self._chats[chosen] = Chat(self._loaded, chosen)
-        chat.questions = 0
-        for added in chat.ask(ChatAnswer(message)):
+        [text] = _texts("stream", message)
+        for added in chat.ask(ChatAnswer(text), 1):
             if added.answer:
                 yield added.answer
 
@@ -138,10 +152,14 @@ class LanguageModel:
             (self.tokenizer.encode(begin) or [self.tokenizer.end_of_text], [self.tokenizer.encode(ends[n]) for n in of])
             for begin, of in by_prompt.items()
         ]
-        self._scorer = self._scorer or self._loaded.scorer(ROWS)
-        sums_N = np.zeros(len(ends))
-        for of, found in zip(by_prompt.values(), self._scorer.logprobs((), groups), strict=True):
-            sums_N[of] = found
+        sums_N, members = np.zeros(len(ends)), list(by_prompt.values())
+        with self._busy, self._bar("logprobs", len(ends)) as done:
+            self._scorer = self._scorer or self._loaded.scorer(ROWS)
+            for start in range(0, len(groups), PROMPTS):
+                part = slice(start, start + PROMPTS)
+                for of, found in zip(members[part], self._scorer.logprobs((), groups[part]), strict=True):
+                    sums_N[of] = found
+                done(sum(map(len, members[: part.stop])))
         return sums_N
 
     def classify(
@@ -155,10 +173,11 @@ class LanguageModel:
         with extras_named():
             from nautile.uses.classify.stage import TextClassifier
 
-        section = ClassifyConfig(
-            texts=_GIVEN, labels=tuple(labels), instructions=instructions, threshold=threshold, rows_at_once=ROWS
-        )
-        rows = self._with_rows("classify", texts, TextClassifier(self.folder, section).run)
+        section = _section(
+            ClassifyConfig, "classify", labels=tuple(_texts("classify: labels", labels)), instructions=instructions,
+            threshold=threshold, rows_at_once=ROWS,
+        )  # fmt: skip
+        rows = self._rows("classify", texts, section, lambda: TextClassifier(self.folder, section, self._loaded))
         return _like(texts, [{name: value for name, value in row.items() if name != "number"} for row in rows])
 
     def extract(
@@ -167,22 +186,32 @@ class LanguageModel:
     ) -> Any:  # fmt: skip
         """What each text says in the form of `schema`: instances of a pydantic class, or the data of a JSON schema.
 
-        None where no valid document could be had (`refused` of the last call says why). Raises `ConfigError` for a
-        schema that decoding cannot be held to.
+        None where no valid document could be had (`refused` of the last call says why, by the number of the text from
+        0). Raises `ConfigError` for a schema that decoding cannot be held to.
         """
         with extras_named():
             from nautile.uses.extract.stage import REASONS, Extractor
 
-        model = None if isinstance(schema, dict) else schema
-        shape = schema if isinstance(schema, dict) else schema.model_json_schema()
-        section = ExtractConfig(
-            texts=_GIVEN, json_schema=json.dumps(shape), instructions=instructions, max_tokens=max_tokens,
+        model, shape = (None, schema) if isinstance(schema, dict) else (schema, _json_schema(schema))
+        try:
+            as_text = json.dumps(shape)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"extract: the schema cannot be written as JSON: {error}") from None
+        section = _section(
+            ExtractConfig, "extract", json_schema=as_text, instructions=instructions, max_tokens=max_tokens,
             temperature=temperature, seed=seed, slots=ROWS,
         )  # fmt: skip
-        rows = self._with_rows("extract", texts, Extractor(self.folder, section, shape).run)
+        rows = self._rows("extract", texts, section, lambda: Extractor(self.folder, section, shape, self._loaded))
         self.refused = {row["number"] - 1: REASONS[row["reason"]] for row in rows if row["reason"]}
-        read = json.loads if model is None else model.model_validate_json
-        return _like(texts, [None if row["json"] is None else read(row["json"]) for row in rows])
+        documents: list[Any] = []
+        for row in rows:
+            try:
+                read = json.loads if model is None else model.model_validate_json
+                documents.append(None if row["json"] is None else read(row["json"]))
+            except ValidationError as error:  # a validator of the class, which no JSON schema can say
+                self.refused[row["number"] - 1] = f"{error.title}: {error.errors()[0]['msg']}"
+                documents.append(None)
+        return _like(texts, documents)
 
     def _complete(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Completion]:
         """Completions of token ids, in batches of prompts of similar length, so that few programs are compiled."""
@@ -206,27 +235,71 @@ class LanguageModel:
         rows = 1 if len(prompts) == 1 else ROWS
         buckets = length_buckets(room, min(SHORTEST, room))
         found: dict[int, Any] = {}  # completions of either runtime
-        for shorter, length in zip([0, *buckets], buckets, strict=False):
-            members = [n for n, prompt in enumerate(prompts) if shorter < len(prompt) <= length]
-            for start in range(0, len(members), rows):
-                batch = members[start : start + rows]
-                sampler = self._samplers.get((sampling, rows, length))
-                if sampler is None:
-                    sampler = self._samplers[sampling, rows, length] = self._loaded.sampler(sampling, rows, length)
-                completions = sampler([prompts[n] for n in batch], [seeds[n] for n in batch])
-                found |= dict(zip(batch, completions, strict=True))
+        with self._busy, self._bar("texts", len(prompts)) as done:
+            for shorter, length in zip([0, *buckets], buckets, strict=False):
+                members = [n for n, prompt in enumerate(prompts) if shorter < len(prompt) <= length]
+                for start in range(0, len(members), rows):
+                    batch = members[start : start + rows]
+                    sampler = self._samplers.get((sampling, rows, length))
+                    if sampler is None:
+                        sampler = self._samplers[sampling, rows, length] = self._loaded.sampler(sampling, rows, length)
+                    completions = sampler([prompts[n] for n in batch], [seeds[n] for n in batch])
+                    found |= dict(zip(batch, completions, strict=True))
+                    done(len(found))
         return [found[n] for n in range(len(prompts))]
 
-    def _with_rows(
-        self, what: str, texts: str | Sequence[str], run: Callable[[Sequence[str], Path], list[dict[str, Any]]]
+    def _rows(
+        self, what: str, texts: str | Sequence[str], section: BaseModel, make: Callable[[], Any]
     ) -> list[dict[str, Any]]:
         """The rows of a use. Its file of finished rows, for a stage that is killed, is dropped."""
-        with tempfile.TemporaryDirectory(prefix="nautile-") as folder:
-            return run(_texts(what, texts), Path(folder) / "rows.jsonl")
+        listed, key = _texts(what, texts), f"{what} {section.model_dump_json()}"
+        with (
+            self._busy,
+            tempfile.TemporaryDirectory(prefix="nautile-") as folder,
+            self._bar(what, len(listed)) as done,
+        ):
+            use = self._uses.get(key) or self._uses.setdefault(key, make())
+
+            def emit(kind: str, **fields: Any) -> None:
+                if kind == "progress":
+                    done(fields["done"])
+
+            rows: list[dict[str, Any]] = use.run(listed, Path(folder) / "rows.jsonl", emit)
+            return rows
+
+    @contextmanager
+    def _bar(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A bar for `total` texts; it yields what is called with the number of those that are done."""
+        with progress_bar(what, False if self.show is None and total <= ROWS else self.show) as update:
+            yield lambda done: update(done / total, f"{what}: {done:,} of {total:,}") if update else None
 
 
-def _texts(what: str, texts: str | Sequence[str]) -> list[str]:
+def _section(kind: type[Use], what: str, **fields: Any) -> Use:
+    """The section of a use. Raises `ConfigError` with the first field that is wrong."""
+    try:
+        return kind(texts=_GIVEN, **fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or what
+        raise ConfigError(f"{what}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _json_schema(schema: Any) -> dict[str, Any]:
+    """The JSON schema of a pydantic class. Raises `ConfigError` if it is none, or has none."""
+    if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
+        raise ConfigError(
+            f"extract: schema is {visible(repr(schema), 80)}: give a pydantic class, or a JSON schema as dict"
+        )
+    try:
+        return schema.model_json_schema()
+    except PydanticInvalidForJsonSchema as error:
+        raise ConfigError(f"extract: {schema.__name__} has no JSON schema: {first_line(error)}") from None
+
+
+def _texts(what: str, texts: str | Iterable[str]) -> list[str]:
     """The texts as a list. Raises `ConfigError` if one is no text."""
+    if not isinstance(texts, str | Iterable) or isinstance(texts, bytes | Mapping):
+        raise ConfigError(f"{what}: needs a text or a list of texts, not {type(texts).__name__}")
     listed = [texts] if isinstance(texts, str) else list(texts)
     for number, text in enumerate(listed):
         if not isinstance(text, str):

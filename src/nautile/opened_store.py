@@ -10,8 +10,10 @@ import pandas as pd
 import typer
 
 from nautile.common.errors import ConfigError
-from nautile.flows.cli.runs import named_run, newest_names
-from nautile.flows.sweep.arms import toml_value
+from nautile.common.files import read_json
+from nautile.common.text import did_you_mean
+from nautile.flows.cli.runs import named_run, near_run
+from nautile.flows.sweep.arms import setting_words
 from nautile.run_handle import RunFailed
 from nautile.store.catalog import Catalog
 from nautile.store.mirror import open_store
@@ -51,9 +53,16 @@ class OpenedStore:
         frame["fields"] = frame["fields"].map(json.loads)
         return frame
 
-    def evaluations(self, run: str | None = None) -> pd.DataFrame:
-        """The scores after each stage by benchmark and figure, with the gain over the stage before."""
-        return self._of("scores", run, {}, "run, label, benchmark, figure")
+    def evaluations(self, run: str | None = None, benchmark: str | None = None) -> pd.DataFrame:
+        """The scores after each stage by benchmark and figure, in the order of the stages, with the gain over the stage
+        before; and the questions `n` with the interval `low` to `high` over them, None where the files are elsewhere.
+        """
+        frame = self._of("scores", run, {"benchmark": benchmark}, "run, started, label, benchmark, figure")
+        scores = {name: self._scores(name) for name in frame["evaluation"].dropna().unique()}
+        for column in ("n", "low", "high"):
+            rows = zip(frame["evaluation"], frame["benchmark"], frame["figure"], strict=True)
+            frame[column] = [_interval(scores.get(name) or {}, *which)[column] for name, *which in rows]
+        return frame
 
     def artifacts(self, kind: str | None = None) -> pd.DataFrame:
         """A row for each artifact, the oldest first."""
@@ -96,11 +105,18 @@ class OpenedStore:
         """
         from nautile.uses.rescore.command import rescored
 
-        settings = [f"{field}={toml_value(value)}" for field, value in (set or {}).items()]
         config = None if judge is None else os.fspath(judge)
         try:
             artifact = rescored(
-                self._store, rollouts, reward, config, settings, budget_dollars, "the same call", force, as_json=True
+                self._store,
+                rollouts,
+                reward,
+                config,
+                setting_words(set or {}),
+                budget_dollars,
+                "the same call",
+                force,
+                as_json=True,
             )
         except typer.Exit as crash:
             raise RunFailed("rescore failed: its first error is in the output of this process") from crash
@@ -108,14 +124,40 @@ class OpenedStore:
         frame.attrs = {"artifact": artifact.id, "summary": artifact.manifest["facts"]}
         return frame
 
+    def _scores(self, evaluation: str) -> dict[str, Any]:
+        """The scores.json of an evaluation; {} if its files are only at the remote, or damaged."""
+        found = self._store.get(evaluation)
+        scores = read_json(found.path / "scores.json") if self._store.has_files(found) else None
+        return scores if isinstance(scores, dict) else {}
+
     def _of(self, view: str, run: str | None, equal: dict[str, str | None], order: str) -> pd.DataFrame:
-        wanted = {"run": None if run is None else self._run(run), **equal}
-        chosen = {column: value for column, value in wanted.items() if value is not None}
+        """The rows of a view. Raises `ConfigError` for a run or a value that the store has nowhere, with a near one."""
+        named = {column: value for column, value in equal.items() if value is not None}
+        chosen = {**({} if run is None else {"run": self._run(run)}), **named}
         where = " AND ".join(f"{column} = ?" for column in chosen) or "true"
-        return self.sql(f"SELECT * FROM {view} WHERE {where} ORDER BY {order}", list(chosen.values()))
+        frame = self.sql(f"SELECT * FROM {view} WHERE {where} ORDER BY {order}", list(chosen.values()))
+        for column, value in named.items() if frame.empty else ():
+            values = self.sql(f"SELECT DISTINCT {column} FROM {view} WHERE {column} IS NOT NULL ORDER BY 1")
+            known = list(values[column])
+            if known and value not in known:  # what other runs have is only missing here
+                some = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
+                close = did_you_mean(value, known)
+                what = "metric" if column == "name" else column
+                raise ConfigError(f"no {what} {value!r} in {self._store.location}{close}: there are {some}")
+        return frame
 
     def _run(self, name: str) -> str:
         """The id of a run. Raises `ConfigError` if there is none, or several."""
         if (found := named_run(self._store, name)) is None:
-            raise ConfigError(f"no run {name!r} in {self._store.location}: {newest_names(self._store)}")
+            raise ConfigError(f"no run {name!r} in {self._store.location}{near_run(self._store, name)}")
         return found.run
+
+
+def _interval(scores: dict[str, Any], benchmark: str, figure: str) -> dict[str, Any]:
+    """`n`, `low` and `high` of a figure in the scores of an evaluation; None where they are not known."""
+    by_name = {"average": scores.get("average"), **scores.get("composites", {}), **scores.get("benchmarks", {})}
+    if figure == "likelihood":
+        by_name = scores.get("likelihood", {})
+    entry = by_name.get(benchmark) or {}
+    ends = entry.get("interval_lenient" if figure == "accuracy_lenient" else "interval") or (None, None)
+    return {"n": entry.get("n"), "low": ends[0], "high": ends[1]}

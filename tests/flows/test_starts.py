@@ -9,10 +9,10 @@ from nautile.common.errors import ConfigError
 from nautile.configs.load import load
 from nautile.configs.schema import RunConfig
 from nautile.flows.cli import inspect
-from nautile.flows.cli.capacity import plan_pretraining
 from nautile.flows.cli.inspect import publish_snapshot
 from nautile.flows.cli.tables import status_table
 from nautile.flows.dag import Need, build_dag, resolve_starts
+from nautile.flows.planning import plan_pretraining
 from nautile.flows.selection import Selection, prepare_run
 from nautile.store.artifacts import Store
 from nautile.tasks.pretrain import START
@@ -177,7 +177,7 @@ def test_plans_that_differ_in_the_mesh_are_not_the_same_artifact(toy, store, mon
         keys.add(stage.key(section, inputs))
         return {"plan": store.list("checkpoint")[0].id}
 
-    monkeypatch.setattr("nautile.flows.cli.capacity.run_stage", run_stage)
+    monkeypatch.setattr("nautile.flows.planning.run_stage", run_stage)
     for fsdp in (1, 2, 2):
         plan_pretraining(store, toy, "local", 0.4, fsdp, False, print)
     assert len(keys) == 2

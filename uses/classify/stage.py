@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from nautile.uses.labelled.scores import (
     recalls,
 )
 from nautile.uses.labelled.texts import gold_labels, read_texts, write_rows
+
+if TYPE_CHECKING:
+    from nautile.model.runtimes.load import Runtime
 
 ROWS, EXAMPLES = "rows.parquet", "examples.jsonl"
 CHUNK = 256  # rows
@@ -71,11 +74,12 @@ class TextClassifier:
     """Classifies with a checkpoint's folder: by the labels that it was tuned for, or by the user's, zero-shot by
     likelihood.
 
-    threshold: the probability below which the model abstains; None: it never does. Raises `ConfigError` for a label
-    that the checkpoint was not tuned for, and if there are no labels at all.
+    threshold: the probability below which the model abstains; None: it never does. `runtime`: of the folder, if it is
+    loaded already. Raises `ConfigError` for a label that the checkpoint was not tuned for, and if there are no labels
+    at all.
     """
 
-    def __init__(self, folder: Path, config: ClassifyConfig) -> None:
+    def __init__(self, folder: Path, config: ClassifyConfig, runtime: "Runtime | None" = None) -> None:
         # Imported here because the command imports this file, and JAX takes seconds.
         from nautile.uses.labelled.predictor import LabelPredictor
 
@@ -87,7 +91,7 @@ class TextClassifier:
                 form="label", method="verbalised", labels=config.labels, longest=config.longest,
                 instructions=instructions_for("label", config.instructions, config.labels),
             )  # fmt: skip
-        self._predictor = LabelPredictor(folder, config.rows_at_once, zero_shot_labels)
+        self._predictor = LabelPredictor(folder, config.rows_at_once, zero_shot_labels, runtime)
         model_labels = self._predictor.labels.labels
         if unknown := [label for label in config.labels if label not in model_labels]:
             raise ConfigError(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jsonschema
 from jsonschema.protocols import Validator
@@ -33,6 +33,9 @@ from nautile.tasks.engine.stage import stage
 from nautile.uses.labelled.config import ExtractConfig
 from nautile.uses.labelled.prompts import beginning_ids
 from nautile.uses.labelled.texts import read_texts, write_rows
+
+if TYPE_CHECKING:
+    from nautile.model.runtimes.load import Runtime
 
 ROWS, REFUSED = "rows.parquet", "refused.jsonl"
 MOST_DETAILS = 10  # on the card
@@ -177,15 +180,15 @@ class Extractor:
     """Extracts documents with a checkpoint or an ONNX export in `folder`.
 
     Raises `ConfigError`, before anything is decoded, for an unusable schema, or one whose shortest document does not
-    fit.
+    fit. `runtime`: of the folder, if it is loaded already.
     """
 
-    def __init__(self, folder: Path, config: ExtractConfig, schema: Schema) -> None:
+    def __init__(self, folder: Path, config: ExtractConfig, schema: Schema, runtime: "Runtime | None" = None) -> None:
         # Imported here because the command imports this file, and JAX takes seconds.
         from nautile.model.runtimes.load import load_runtime, runtime_of
 
         self._config = config
-        self._runtime = load_runtime(runtime_of(folder), folder)
+        self._runtime = runtime or load_runtime(runtime_of(folder), folder)
         self._model, self._tokenizer = self._runtime.config, tokenizer_for(self._runtime.tokenizer)
         marked = schema if config.spans == "marked" else with_spans(schema)
         self._constraint = Constraint(self._tokenizer, marked, "extract.json_schema")

@@ -15,10 +15,10 @@ from nautile.common.text import first_line
 from nautile.configs.model import ModelConfig
 from nautile.data.label_set import HEAD, LABELS, LabelSet, read_label_set
 from nautile.data.tokenizer import Tokenizer, tokenizer_for
-from nautile.model.decoding.scoring import Pooling, SharedPrefixScorer, pooled_states
-from nautile.model.exports.onnx.folder import is_onnx_export
+from nautile.model.decoding.scoring import pooled_states
 from nautile.model.layers.common import Params
-from nautile.model.weights.files import CONFIG, load_weights, read_config
+from nautile.model.runtimes.load import Runtime, load_runtime, runtime_of
+from nautile.model.weights.files import CONFIG, read_config
 from nautile.uses.labelled.prompts import ContinuationScorer, cut, label_logprobs
 from nautile.uses.labelled.scores import probabilities
 
@@ -80,11 +80,13 @@ def load_head(path: Path, width: int, labels: int) -> Head:
 class LabelPredictor:
     """A tuned checkpoint, or its export for onnxruntime, as a classifier of `rows` texts at once.
 
-    `labels`: others than it was tuned for are scored by likelihood. Raises `ConfigError` for a folder that is no such
-    one.
+    `labels`: others than it was tuned for are scored by likelihood. `runtime`: of the folder, if it is loaded already.
+    Raises `ConfigError` for a folder that is no such one.
     """
 
-    def __init__(self, folder: Path, rows: int, labels: LabelSet | None = None) -> None:
+    def __init__(
+        self, folder: Path, rows: int, labels: LabelSet | None = None, runtime: "Runtime | None" = None
+    ) -> None:
         labels = labels or read_label_set(folder)
         if labels is None or labels.form != "label":
             kind = f"was tuned for {labels.form}" if labels else f"has no {LABELS}"
@@ -95,22 +97,9 @@ class LabelPredictor:
             if labels.method == "head"
             else None
         )
-        self._scorer: ContinuationScorer | None = None
-        self._pooled: Callable[[Sequence[Sequence[int]], Pooling], np.ndarray]
-        if is_onnx_export(folder):
-            from nautile.model.runtimes.onnx_runtime import OnnxRuntime, OnnxScorer  # of an extra
-
-            runtime = OnnxRuntime(folder)
-            self._model, tokenizer = runtime.config, runtime.tokenizer
-            self._pooled = runtime.pooled_states
-            if self._head is None:
-                self._scorer = OnnxScorer(runtime, rows)
-        else:
-            params, self._model, tokenizer = load_weights(folder)
-            self._pooled = lambda ids, pooling: pooled_states(params, self._model, ids, rows, pooling)
-            if self._head is None:
-                self._scorer = SharedPrefixScorer(params, self._model, rows)
-        self._tokenizer = tokenizer_for(tokenizer)
+        self._runtime, self._rows = runtime or load_runtime(runtime_of(folder), folder), rows
+        self._model, self._tokenizer = self._runtime.config, tokenizer_for(self._runtime.tokenizer)
+        self._scorer: ContinuationScorer | None = self._runtime.scorer(rows) if self._head is None else None
 
     def is_cut(self, text: str) -> bool:
         """Whether a text has more tokens than are read of it."""
@@ -121,7 +110,7 @@ class LabelPredictor:
         """Calibrated probabilities of `labels.labels`, float64 [texts, labels]."""
         if self._head is not None:
             ids = feature_ids(self._model, self._tokenizer, self.labels, texts)
-            features = self._pooled(ids, self.labels.pooling)
+            features = self._runtime.pooled_states(ids, self._rows, self.labels.pooling)
             logits = self._head.logits(features)
         else:
             assert self._scorer is not None

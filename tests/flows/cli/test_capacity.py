@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from nautile.configs.load import load
-from nautile.flows import forecast
-from nautile.flows.cli import capacity
+from nautile.flows import forecast, planning
 from nautile.flows.cli import main as cli
 from nautile.model.capacity import topology
 from nautile.model.capacity.compiled import CompiledStep, _largest
@@ -115,7 +114,7 @@ def test_a_block_is_compiled_alone_in_a_setting(nautile):
 def test_what_needs_no_compiler_is_shown_where_a_compiler_is_missing(nautile, tmp_path, monkeypatch):
     message = "v4:2x4x4: its compiler (libtpu) is not installed: run `make ahead`"
     monkeypatch.setattr(topology, "compiler_installed", lambda package: False)
-    monkeypatch.setattr(capacity, "run_stage", lambda *arguments: pytest.fail("a process was started to find that out"))
+    monkeypatch.setattr(planning, "run_stage", lambda *arguments: pytest.fail("a process was started to find that out"))
     monkeypatch.delenv("PAID_KEY", raising=False)
     wide = ("--set", "pretrain.batch_rows=32", "--set", "pretrain.micro_rows=32")
     code, out, err = nautile("--topology", "v4:2x4x4", *wide, more=PAID_TEACHER)
@@ -141,7 +140,7 @@ def test_what_needs_no_compiler_is_shown_where_a_compiler_is_missing(nautile, tm
 
 
 def test_a_device_is_planned_stage_by_stage_without_a_compiler(nautile, monkeypatch):
-    monkeypatch.setattr(capacity, "run_stage", lambda *arguments: pytest.fail("something was compiled"))
+    monkeypatch.setattr(planning, "run_stage", lambda *arguments: pytest.fail("something was compiled"))
     monkeypatch.setenv("PAID_KEY", "")
     code, out, err = nautile("--device", "v5e-8", "--price", "3", "--json", more=PAID_TEACHER)
     assert code == 0, err
@@ -189,7 +188,7 @@ def test_a_run_that_is_not_possible_on_the_chips_is_said_before_the_tables(nauti
 def test_a_shipped_configuration_names_chips_on_which_it_can_run(name):
     config = load(name)
     chips = config.launch.topology
-    assert (chips == "local") == (capacity.estimate_pretraining(config, chips, 0.4, None) is None)
+    assert (chips == "local") == (planning.estimate_pretraining(config, chips, 0.4, None) is None)
 
 
 @pytest.mark.slow

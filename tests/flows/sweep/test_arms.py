@@ -7,8 +7,7 @@ import pytest
 
 from nautile.common.errors import ConfigError
 from nautile.configs.load import changed
-from nautile.flows.cli.sweep import planned
-from nautile.flows.sweep.arms import read_sweep, toml_value
+from nautile.flows.sweep.arms import planned, read_sweep, toml_value
 from nautile.flows.sweep.report import saved_sweeps
 from tests.support.samples.evaluations import checkpoint
 from tests.support.stages.toy_cli import ROOT

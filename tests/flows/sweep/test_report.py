@@ -11,8 +11,8 @@ from rich.console import Console
 from nautile.evals.scoring.intervals import paired, wilson
 from nautile.evals.scoring.over_seeds import lead, summary
 from nautile.flows.cli.document import OUTPUTS
-from nautile.flows.cli.sweep import planned, report_view
-from nautile.flows.sweep.arms import read_sweep
+from nautile.flows.cli.sweep import report_view
+from nautile.flows.sweep.arms import planned, read_sweep
 from nautile.flows.sweep.report import saved_sweeps, sweep_report
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog

@@ -8,9 +8,9 @@ from pydantic import TypeAdapter
 from nautile.evals.running.rows import read_rows
 from nautile.evals.running.runner import evaluate
 from nautile.evals.scoring.comparison import whose_gain
-from nautile.flows.cli.compare import runs_named
 from nautile.flows.cli.document import OUTPUTS
 from nautile.flows.sweep import comparisons
+from nautile.flows.sweep.comparisons import runs_named
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
 from nautile.store.manifest import now

@@ -1,4 +1,4 @@
-"""A dataset repository behind the Hub's HTTP interface, on loopback: what the real clients ask for, and no more.
+"""A repository behind the Hub's HTTP interface, on loopback: what the real clients ask for, and no more.
 
 Files over a few hundred bytes are listed as large ones, by sha256, small ones by git's digest, as the Hub does. Faults
 are injected into the answers to requests for files, in the order they come.
@@ -26,15 +26,16 @@ Fault = int | Literal["cut", "short", "altered", "hang up", "throttled", "held"]
 
 
 class FakeHub(FakeServer):
-    """Serves `folder` as the dataset `repo` at commit `revision`; everything else does not exist. A context manager.
+    """Serves `folder` as the repository `repo` at commit `revision`; everything else does not exist. A context manager.
 
     `requests`: (method, path) of every request. `faults`: faults of the next answers to requests for content; `always`:
     the fault of every such answer, by the end of the path. `listing_faults`: those of the next answers to listings.
-    `gated`: everyone sees the list of files, and only a user whose token is `ACCEPTED` their content.
+    `gated`: everyone sees the list of files, and only a user whose token is `ACCEPTED` their content. `kind`:
+    "datasets" or "models"; of a model `main` is a name of the commit.
     """
 
-    def __init__(self, folder: Path, repo: str, revision: str, *, gated: bool = False) -> None:
-        self.folder, self.repo, self.revision, self.gated = folder, repo, revision, gated
+    def __init__(self, folder: Path, repo: str, revision: str, *, gated: bool = False, kind: str = "datasets") -> None:
+        self.folder, self.repo, self.revision, self.gated, self.kind = folder, repo, revision, gated, kind
         self.requests: list[tuple[str, str]] = []
         self.request_times: list[float] = []  # monotonic seconds, one per request
         self.throttled_at: list[float] = []
@@ -56,10 +57,15 @@ class FakeHub(FakeServer):
         path = request.path
         self.requests.append((request.method, path))
         self.request_times.append(time.monotonic())
-        api, files = f"/api/datasets/{self.repo}", f"/datasets/{self.repo}/resolve/{self.revision}/"
+        prefix = "" if self.kind == "models" else f"/{self.kind}"
+        api, files = f"/api/{self.kind}/{self.repo}", f"{prefix}/{self.repo}/resolve/{self.revision}/"
         if path.startswith(api) and self.listing_faults:
             return self._fail(self.listing_faults.pop(0), None)
-        if path in (api, f"{api}/revision/{self.revision}"):
+        named = {
+            self.revision,
+            *(["main"] if self.kind == "models" else []),
+        }  # a data set is always asked for by its commit
+        if path in (api, *(f"{api}/revision/{name}" for name in named)):
             siblings = [{"rfilename": name} for name in self._names()]
             return json_response({"id": self.repo, "sha": self.revision, "siblings": siblings, "tags": []})
         if path.startswith(f"{api}/revision/"):
