@@ -71,9 +71,9 @@ def fetch_model_files(repository: str, names: Sequence[str], elsewhere: str = ""
     from huggingface_hub import constants, errors, snapshot_download
     from huggingface_hub.utils import tqdm
 
-    class Silent(tqdm):  # type: ignore[misc, type-arg]
+    class Silent(tqdm):
         def __init__(self, *arguments: Any, **settings: Any) -> None:
-            super().__init__(*arguments, **{**settings, "disable": True})
+            super().__init__(*arguments, **{**settings, "disable": True})  # type: ignore[no-untyped-call]
 
     match = REPOSITORY.fullmatch(repository)
     if match is None:

@@ -153,7 +153,7 @@ WITH evaluated AS (
 measured AS (
     SELECT execution, part.benchmark, part.figure, value FROM (
         SELECT execution, value, time, regexp_extract(name, '^evaluate/(.+)/([^/]+)$', ['benchmark', 'figure']) AS part
-        FROM recorded.metrics WHERE starts_with(name, 'evaluate/') AND isfinite(value))
+        FROM recorded.metrics WHERE regexp_matches(name, '^evaluate/.+/[^/]+$') AND isfinite(value))
     QUALIFY row_number() OVER (PARTITION BY execution, part ORDER BY time DESC) = 1),
 placed AS (
     SELECT e.run, e.label, e.after, m.benchmark, m.figure, m.value, execution, a.id AS evaluation, e.started,

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
+import matplotlib
 import numpy as np
 import pytest
 from pydantic import BaseModel, field_validator
@@ -246,6 +247,8 @@ def test_comparisons_are_those_of_the_command(two_runs, command_line, monkeypatc
     assert runs.curves.set_index("metric").loc["reward", "b.best"] == 0.9
     assert runs.steps["label"].tolist() == [row["label"] for row in runs.data[RUN]["steps"]]
     assert len(runs.warnings) == 2
+    assert runs.changed.empty
+    assert {"other", "benchmark", "change", "prompt"} <= set(runs.changed.columns)
     stages = nautile.compare("pretrain", "align", "reason")
     assert stages.data["reason"] == json.loads(command_line("compare", "pretrain", "reason", "--json")[1])
     assert set(stages.scores["other"]) == {"align", "reason"}
@@ -302,10 +305,14 @@ def test_a_sweep_and_a_rehearsal_are_handles_too(made, tmp_path, monkeypatch, co
     store = shutil.copytree(made[0].root, tmp_path / "store")
     for name, value in {**TOY_DAG, "PYTHONPATH": str(ROOT), "NAUTILE_STORE": str(store)}.items():
         monkeypatch.setenv(name, value)
-    (tmp_path / "try.toml").write_text(f'config = "{TOY}"\nuntil = "pretrain"\n[grid]\n"pretrain.log_every" = [1, 2]\n')
+    (tmp_path / "try.toml").write_text(
+        f'config = "{TOY}"\nuntil = "evaluate:pretrain"\n[grid]\n"pretrain.log_every" = [1, 2]\n'
+    )
     with pytest.raises(nautile.ConfigError, match="make the same artifacts"):
         nautile.sweep(tmp_path / "try.toml")
-    (tmp_path / "try.toml").write_text(f'config = "{TOY}"\nseeds = [0, 1]\nuntil = "pretrain"\n[[arms]]\nname = "it"\n')
+    (tmp_path / "try.toml").write_text(
+        f'config = "{TOY}"\nseeds = [0, 1]\nuntil = "evaluate:pretrain"\n[[arms]]\nname = "it"\n'
+    )
     sweep = nautile.sweep(tmp_path / "try.toml")
     report = sweep.result()
     assert (sweep.state, sweep.error) == ("done", None)
@@ -314,13 +321,26 @@ def test_a_sweep_and_a_rehearsal_are_handles_too(made, tmp_path, monkeypatch, co
     assert [arm["state"] for arm in report["arms"]] == ["done", "done"]
 
     monkeypatch.setenv("NAUTILE_TOY_FAULT", "pretrain:crash")
-    rehearsal = nautile.rehearse(TOY)
+    rehearsal = nautile.rehearse("local")
     with pytest.raises((nautile.RunFailed, nautile.ConfigError)) as ending:
         rehearsal.result()
     assert (rehearsal.state, str(ending.value).removeprefix(f"{rehearsal.name}: ")) == ("failed", rehearsal.error)
     assert rehearsal.report()["stages"][0]["outcome"] == "done"
     monkeypatch.delenv("NAUTILE_TOY_FAULT")
-    assert nautile.rehearse(TOY).result()["complete"]
+    assert nautile.rehearse("local").result()["complete"]
+
+
+@pytest.mark.slow
+def test_the_example_s_notebook_runs_on_another_store(two_runs, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("NAUTILE_STORE", str(two_runs.root))
+    matplotlib.use("agg")
+    cells = json.loads((ROOT / "examples/results.ipynb").read_text(encoding="utf-8"))["cells"]
+    executed = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert sum("image/png" in output.get("data", {}) for cell in executed for output in cell["outputs"]) == 3
+    names = {}
+    for cell in executed:
+        exec("".join(cell["source"]), names)
+    assert names["axes"].get_title() == "1 + 1?"
 
 
 @pytest.mark.heavy
@@ -333,7 +353,9 @@ def test_the_recipes_of_the_page_run(made, checkpoint, tmp_path, monkeypatch):  
     for name, value in {**TOY_DAG, "PYTHONPATH": str(ROOT), "NAUTILE_STORE": str(store.root)}.items():
         monkeypatch.setenv(name, value)
     names = {}
+    monkeypatch.chdir(tmp_path)
     for recipe in recipes:
         exec(recipe.replace('"local"', repr(str(TOY))), names)
     assert names["scores"].shape[0] > 0
     assert names["run"].state == "done"
+    assert {arm["state"] for arm in names["report"]["arms"]} == {"done"}

@@ -10,6 +10,14 @@ from nautile.flows.sweep.comparisons import compare_named
 from nautile.store.artifacts import Store
 
 SIDES = ("a", "b")
+# The columns of a frame without a row, so that what reads them works on it as well.
+EMPTY = {
+    "scores": ("stage", "benchmark", "title", "n", "a", "b", "lead", "low", "high", "p", "gain"),
+    "changed": ("benchmark", "index", "change", "prompt", "expected"),
+    "settings": ("field", "before", "after"),
+    "curves": ("stage", "metric", "title", "a.last", "a.best", "b.last", "b.best"),
+    "steps": ("label", "same", "a.state", "a.seconds", "a.dollars", "b.state", "b.seconds", "b.dollars"),
+}
 
 
 class Comparison:
@@ -38,7 +46,7 @@ class Comparison:
             return self._frame("scores")
         tests = {other: {**found["benchmarks"], **found["means"]} for other, found in self.data.items()}
         rows = {other: [{"benchmark": name, **test} for name, test in of.items()] for other, of in tests.items()}
-        return _frame(rows)
+        return _frame("scores", rows)
 
     @property
     def changed(self) -> pd.DataFrame:
@@ -76,12 +84,13 @@ class Comparison:
         return any("runs" in data for data in self.data.values())
 
     def _frame(self, part: str) -> pd.DataFrame:
-        return _frame({other: data.get(part) or [] for other, data in self.data.items()})
+        return _frame(part, {other: data.get(part) or [] for other, data in self.data.items()})
 
 
-def _frame(rows: dict[str, list[dict[str, Any]]]) -> pd.DataFrame:
+def _frame(part: str, rows: dict[str, list[dict[str, Any]]]) -> pd.DataFrame:
     """Rows by `other` as one frame; the fields of both sides are columns such as `a.last`."""
-    return pd.DataFrame([{"other": other, **_flat(row)} for other, of in rows.items() for row in of])
+    flat = [{"other": other, **_flat(row)} for other, of in rows.items() for row in of]
+    return pd.DataFrame(flat) if flat else pd.DataFrame(columns=["other", *EMPTY[part]])
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

@@ -59,9 +59,10 @@ class OpenedStore:
         """
         frame = self._of("scores", run, {"benchmark": benchmark}, "run, started, label, benchmark, figure")
         scores = {name: self._scores(name) for name in frame["evaluation"].dropna().unique()}
-        for column in ("n", "low", "high"):
-            rows = zip(frame["evaluation"], frame["benchmark"], frame["figure"], strict=True)
-            frame[column] = [_interval(scores.get(name) or {}, *which)[column] for name, *which in rows]
+        rows = zip(frame["evaluation"], frame["benchmark"], frame["figure"], strict=True)
+        found = [_interval(scores.get(name) or {}, *which) for name, *which in rows]
+        frame["n"] = pd.array([n for n, *_ in found], dtype="Int64")
+        frame["low"], frame["high"] = [low for _, low, _ in found], [high for *_, high in found]
         return frame
 
     def artifacts(self, kind: str | None = None) -> pd.DataFrame:
@@ -153,11 +154,11 @@ class OpenedStore:
         return found.run
 
 
-def _interval(scores: dict[str, Any], benchmark: str, figure: str) -> dict[str, Any]:
+def _interval(scores: dict[str, Any], benchmark: str, figure: str) -> tuple[int | None, float | None, float | None]:
     """`n`, `low` and `high` of a figure in the scores of an evaluation; None where they are not known."""
     by_name = {"average": scores.get("average"), **scores.get("composites", {}), **scores.get("benchmarks", {})}
     if figure == "likelihood":
         by_name = scores.get("likelihood", {})
     entry = by_name.get(benchmark) or {}
     ends = entry.get("interval_lenient" if figure == "accuracy_lenient" else "interval") or (None, None)
-    return {"n": entry.get("n"), "low": ends[0], "high": ends[1]}
+    return entry.get("n"), *ends

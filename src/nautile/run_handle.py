@@ -57,7 +57,8 @@ class ProcessHandle:
             try:
                 process = self._process = subprocess.Popen(
                     command,
-                    env=os.environ | {"NAUTILE_STORE": self._store.location},
+                    # A notebook's kernel names its own backend of matplotlib, which only draws below a cell.
+                    env=os.environ | {"NAUTILE_STORE": self._store.location, "MPLBACKEND": "agg"},
                     stdin=subprocess.DEVNULL,
                     stdout=self._results if results else self._output,
                     stderr=self._output,

