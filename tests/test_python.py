@@ -340,7 +340,7 @@ def test_the_example_s_notebook_runs_on_another_store(two_runs, monkeypatch):  #
     names = {}
     for cell in executed:
         exec("".join(cell["source"]), names)
-    assert names["axes"].get_title() == "1 + 1?"
+    assert names["axes"].get_title().endswith(" + 1?")
 
 
 @pytest.mark.heavy
