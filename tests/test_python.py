@@ -23,6 +23,7 @@ from nautile.model.weights.files import load_weights
 from nautile.store.artifacts import Store
 from tests.flows.cli.test_chat import checkpoint  # noqa: F401 - a fixture
 from tests.flows.conftest import command_line, own_main, two_runs  # noqa: F401 - fixtures
+from tests.support.servers.fake_openai import FakeOpenAI
 from tests.support.stages.toy_dag import TOY_DAG
 from tests.support.stages.toy_stages import TOY
 from tests.support.stages.two_runs import RUN
@@ -301,6 +302,7 @@ def test_a_cancelled_run_ends_with_all_its_processes_and_goes_on(tmp_path, monke
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(1200)
 def test_a_sweep_and_a_rehearsal_are_handles_too(made, tmp_path, monkeypatch, command_line):  # noqa: F811
     store = shutil.copytree(made[0].root, tmp_path / "store")
     for name, value in {**TOY_DAG, "PYTHONPATH": str(ROOT), "NAUTILE_STORE": str(store)}.items():
@@ -344,6 +346,7 @@ def test_the_example_s_notebook_runs_on_another_store(two_runs, monkeypatch):  #
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(1200)
 def test_the_recipes_of_the_page_run(made, checkpoint, tmp_path, monkeypatch):  # noqa: F811
     page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     recipes = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
@@ -354,8 +357,13 @@ def test_the_recipes_of_the_page_run(made, checkpoint, tmp_path, monkeypatch):  
         monkeypatch.setenv(name, value)
     names = {}
     monkeypatch.chdir(tmp_path)
-    for recipe in recipes:
-        exec(recipe.replace('"local"', repr(str(TOY))), names)
+    with FakeOpenAI() as teacher:
+        monkeypatch.setenv("TOY_KEY", "any")
+        (tmp_path / "config.toml").write_text(
+            f'extends = "{TOY}"\n[endpoints.local]\nurl = "{teacher.url}"\nmodel = "fake"\n'
+        )
+        for recipe in recipes:
+            exec(recipe.replace('"local"', repr(str(tmp_path / "config.toml"))), names)
     assert names["scores"].shape[0] > 0
     assert names["run"].state == "done"
     assert {arm["state"] for arm in names["report"]["arms"]} == {"done"}

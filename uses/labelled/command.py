@@ -190,6 +190,9 @@ def _checkpoint(store: "Store", name: str, runtime: str) -> "Artifact":
 
     artifact, folder = checkpoint_artifact(store, name)
     check_runtime(runtime, folder)
+    if artifact is None and not Path(name).is_dir():  # of the Hub, whose client keeps links, which no store takes
+        first = shell_command("nautile", "export", name, "FOLDER")
+        raise ConfigError(f"{name} is not in the store: add it with `{first}` and `nautile store add FOLDER`")
     if artifact is None:
         words = ["nautile", "store", "add", folder, *(["--kind", "export"] if runtime == "onnx" else [])]
         raise ConfigError(f"{folder} is not in the store: add it with `{shell_command(*words)}`")
