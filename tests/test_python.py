@@ -294,7 +294,7 @@ def test_a_cancelled_run_ends_with_all_its_processes_and_goes_on(tmp_path, monke
     while not (tmp_path / "reached").exists():
         assert run.state in ("starting", "running")
     run.cancel()
-    with pytest.raises(nautile.RunFailed):
+    with pytest.raises(nautile.RunFailed, match=r"it was interrupted\. Continue with: nautile run"):
         run.wait(show=False)
     assert run.state == "interrupted"
     monkeypatch.delenv("NAUTILE_TOY_FAULT")

@@ -125,8 +125,11 @@ class ProcessHandle:
         """The first error; None while there is none."""
         if self._ended in (None, ExitCode.DONE):
             return None
-        lines = [line for line in self.output().splitlines() if line.strip()]
-        return self._first_error() or (lines[-1].strip() if lines else None)
+        lines = [line.strip() for line in self.output().splitlines() if line.strip()]
+        if not (first := self._first_error()) and self.state in ("interrupted", "cancelled"):
+            how = next((line for line in reversed(lines) if line.startswith("Continue with")), "The same call goes on")
+            return f"it was {self.state}. {how}"
+        return first or (lines[-1] if lines else None)
 
     def cancel(self) -> None:
         """End the process as Ctrl-C does, and wait for that. What is finished is kept; the same call goes on later."""
@@ -258,7 +261,7 @@ class RehearsalHandle(ProcessHandle):
         self._labels = {step.label for step in steps_of(load(config, settings_as_words))}
         words = [word for setting in settings_as_words for word in ("--set", setting)]
         words += ["--spend", str(spend), "--json", *(["--full-model"] if full_model else [])]
-        super().__init__(f"rehearsal of {Path(config).stem}", ["rehearse", config, *words], store, results=True)
+        super().__init__(Path(config).stem, ["rehearse", config, *words], store, results=True)
 
     def report(self) -> dict[str, Any] | None:
         """What was reached, the stages, faults and what the whole run would need, as of `nautile rehearse --json`.
