@@ -271,7 +271,7 @@ class LanguageModel:
     def _bar(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
         """A bar for `total` texts; it yields what is called with the number of those that are done."""
         with progress_bar(what, False if self.show is None and total <= ROWS else self.show) as update:
-            yield lambda done: update(done / total, f"{what}: {done:,} of {total:,}") if update else None
+            yield lambda done: update(done / max(total, 1), f"{what}: {done:,} of {total:,}") if update else None
 
 
 def _section(kind: type[Use], what: str, **fields: Any) -> Use:
