@@ -135,6 +135,7 @@ def test_results_are_the_same_from_threads_and_in_a_running_loop(model):
     assert asyncio.run(cell()) == expected[0]
 
 
+@pytest.mark.slow
 def test_a_bar_is_shown_on_a_terminal_in_a_notebook_or_if_asked_for(model, capfd, monkeypatch):
     many = ["2"] * 20
     model.generate(many, max_tokens=2)
