@@ -1,6 +1,7 @@
 """The Python interface: what importing it changes (nothing), models, stores as data frames, runs as handles."""
 
 import asyncio
+import doctest
 import json
 import re
 import shutil
@@ -17,6 +18,7 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 import nautile
+from nautile import language_model, opened_store
 from nautile.flows.named import add_model
 from nautile.model.decoding.scoring import continuation_logprobs
 from nautile.model.weights.files import load_weights
@@ -54,6 +56,13 @@ def test_importing_it_changes_and_loads_nothing():
 @pytest.fixture(scope="module")
 def model(checkpoint):  # noqa: F811
     return nautile.load(checkpoint)
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_documentation_are_true(model, two_runs):  # noqa: F811
+    names = {"model": model, "store": nautile.open(two_runs.root)}
+    ran = [doctest.testmod(module, extraglobs=names) for module in (language_model, opened_store)]
+    assert [(each.failed, each.attempted > 2) for each in ran] == 2 * [(0, True)]
 
 
 @pytest.mark.slow

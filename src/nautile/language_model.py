@@ -88,6 +88,9 @@ class LanguageModel:
         """The texts that continue `prompts`, without the chat template; up to `max_tokens` or the end of the text.
 
         Raises `ConfigError` for a setting out of range, and a prompt that leaves no room for `max_tokens`.
+
+        >>> len(model.generate(["The sea is", "Two and"], max_tokens=4, seed=1))
+        2
         """
         sampling = Sampling(
             max_tokens, temperature, top_k, top_p, stop_ids=(self.tokenizer.end_of_text, self.tokenizer.im_end)
@@ -114,6 +117,10 @@ class LanguageModel:
         """The replies to messages, each a conversation of its own: `.thinking` and `.answer`, None if it was cut.
 
         `max_tokens` None: three quarters of the context. `thinking_budget`: tokens after which the thinking is ended.
+
+        >>> reply = model.chat("What is 2 + 3?", max_tokens=24, thinking_budget=4)
+        >>> reply.answer == "".join(model.stream("What is 2 + 3?", max_tokens=24, thinking_budget=4))
+        True
         """
         texts = _texts("chat", messages)
         settings = ChatSettings(max_tokens, temperature, top_k, top_p, thinking_budget, seed)
@@ -139,6 +146,9 @@ class LanguageModel:
         """Σ log p(token) of each continuation after its prompt, in nats: float64 [texts].
 
         One prompt serves all continuations. Raises `ConfigError` where prompt and continuation exceed the context.
+
+        >>> model.logprobs("Two and two are", [" four", " five", " fish"]).shape
+        (3,)
         """
         ends, begins = _texts("logprobs", continuations), _texts("logprobs", prompts)
         begins = begins * len(ends) if isinstance(prompts, str) else begins
@@ -169,6 +179,9 @@ class LanguageModel:
         """A row for each text: `label` (None below `threshold`), `probability`, `likeliest`, `cut`.
 
         `labels`: needed unless the model was tuned for some; then the likeliest by the model's own judgement.
+
+        >>> model.classify("a cat", ["sum", "animal"], instructions="?")["label"] in ("sum", "animal")
+        True
         """
         with extras_named():
             from nautile.uses.classify.stage import TextClassifier
@@ -188,6 +201,11 @@ class LanguageModel:
 
         None where no valid document could be had (`refused` of the last call says why, by the number of the text from
         0). Raises `ConfigError` for a schema that decoding cannot be held to.
+
+        >>> shape = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+        >>> found = model.extract(["7 boats"], shape, instructions="n", max_tokens=24)
+        >>> len(found)
+        1
         """
         with extras_named():
             from nautile.uses.extract.stage import REASONS, Extractor

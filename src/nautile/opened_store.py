@@ -33,7 +33,11 @@ class OpenedStore:
         return f"<nautile store {self._store.location}>"
 
     def runs(self) -> pd.DataFrame:
-        """A row for each run, the newest first."""
+        """A row for each run, the newest first.
+
+        >>> set(store.runs()["state"])
+        {'done'}
+        """
         return self.sql("SELECT * EXCLUDE (steps, settings) FROM runs WHERE pipeline ORDER BY newest DESC")
 
     def steps(self, run: str) -> pd.DataFrame:
@@ -41,7 +45,12 @@ class OpenedStore:
         return self.sql("SELECT * FROM steps WHERE run = ? ORDER BY begun, label", [self._run(run)])
 
     def metrics(self, run: str | None = None, name: str | None = None) -> pd.DataFrame:
-        """The points of curves: run, label, name, source, step, value. `name`: of the metric, such as `loss`."""
+        """The points of curves: run, label, name, source, step, value. `name`: of the metric, such as `loss`.
+
+        >>> oldest = store.runs()["run"].iloc[-1]
+        >>> set(store.metrics(oldest, "loss")["name"])
+        {'loss'}
+        """
         return self._of("metrics", run, {"name": name}, "run, label, name, step")
 
     def samples(self, run: str | None = None, label: str | None = None) -> pd.DataFrame:
@@ -82,7 +91,11 @@ class OpenedStore:
         return found.path
 
     def sql(self, query: str, parameters: Sequence[Any] = ()) -> pd.DataFrame:
-        """The result of a query that only reads, as of `nautile sql`. Raises `ConfigError` with DuckDB's message."""
+        """The result of a query that only reads, as of `nautile sql`. Raises `ConfigError` with DuckDB's message.
+
+        >>> store.sql("SELECT count(*) AS n FROM runs WHERE pipeline").n.item() == len(store.runs())
+        True
+        """
         self._store.refresh(events=True)
         self._catalog.catch_up()
         columns, rows = self._catalog.select(query, parameters)
