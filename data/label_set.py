@@ -1,14 +1,20 @@
-"""`labels.json` of a tuned checkpoint: the task it was tuned for, and the calibration of its probabilities."""
+"""`labels.json` and the head of a tuned checkpoint: task, reading of texts, calibration of the probabilities."""
 
 import shutil
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import numpy as np
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from nautile.common.errors import ConfigError
-from nautile.common.files import read_bounded_json, write_json
+from nautile.common.files import atomic_path, read_bounded_json, write_json
+from nautile.common.text import first_line
 from nautile.configs.base import Section, Share
+from nautile.data.chat_template import encode_direct_reply, encode_prompt_end, encode_prompt_start
+from nautile.data.tokenizer import Tokenizer
 
 LABELS = "labels.json"
 HEAD = "head.safetensors"
@@ -31,6 +37,11 @@ class LabelSet(Section):
     threshold: Share | None = None  # below this probability the model abstains
     coverage: Share | None = None  # share of the validation rows with at least the threshold
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What a classifier chooses from: the labels. Empty for a form that answers in words."""
+        return self.labels if self.form == "label" else ()
+
     @model_validator(mode="after")
     def _fits(self) -> "LabelSet":
         if self.form == "label" and len(self.labels) < 2:
@@ -51,14 +62,68 @@ def copy_label_set(checkpoint: Path, out: Path) -> None:
             shutil.copyfile(checkpoint / name, out / name)
 
 
-def refuse_head(checkpoint: Path, format_: str) -> None:
-    """Raise `ConfigError` for a checkpoint with a classification head, which a format cannot hold."""
-    labels = read_label_set(checkpoint)
-    if labels is not None and labels.method == "head":
+class Head(NamedTuple):
+    """Weights of a linear head: logits = features · weight + bias; float32 [D, C] and [C]."""
+
+    weight_DC: np.ndarray
+    bias_C: np.ndarray
+
+    def logits(self, features_ND: np.ndarray) -> np.ndarray:
+        """Logits float32 [N, C] of features [N, D]."""
+        return features_ND @ self.weight_DC + self.bias_C
+
+
+def save_head(path: Path, head: Head) -> None:
+    """Write a head as safetensors, atomically."""
+    with atomic_path(path) as temporary:
+        save_file({"weight": np.ascontiguousarray(head.weight_DC), "bias": head.bias_C}, temporary)
+
+
+def load_head(path: Path, width: int, labels: int) -> Head:
+    """Read a head. Raises `ConfigError` if the file is missing or broken, or if its shape is another."""
+    try:
+        tensors = load_file(path)
+        head = Head(tensors["weight"], tensors["bias"])
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ConfigError(f"{path}: cannot be read as the head of a classifier ({first_line(error)})") from None
+    if head.weight_DC.shape != (width, labels) or head.bias_C.shape != (labels,):
         raise ConfigError(
-            f"--format {format_}: {checkpoint} is a classifier, and its head has no place in this format: it would be "
-            "the model before the tuning; use --format nautile or onnx"
+            f"{path}: has the shape {head.weight_DC.shape}, and model and labels need ({width}, {labels})"
         )
+    return head
+
+
+class Reading(NamedTuple):
+    """How a classifier makes token ids of a text, for programs without this project.
+
+    The text is stripped and cut after `longest` tokens, `suffix` is appended, and the ids of the whole stand between
+    `before` and `after`. `most` ids are read. `replies`: the ids of each label's text, whose likelihoods are compared;
+    None for a head.
+    """
+
+    before: list[int]
+    suffix: str
+    after: list[int]
+    longest: int
+    most: int
+    replies: list[list[int]] | None
+
+
+def reading_of(labels: LabelSet, tokenizer: Tokenizer, context: int) -> Reading:
+    """The reading of a checkpoint tuned for labels, or of one with a head. Raises `ConfigError` if no text fits."""
+    if labels.method == "head":
+        return Reading([tokenizer.end_of_text], "", [], min(labels.longest, context - 1), context, None)
+    before = encode_prompt_start(tokenizer, f"{labels.instructions}\n\n" if labels.instructions else "")
+    suffix = "\n"
+    after = encode_prompt_end(tokenizer, "")[len(tokenizer.encode(suffix)) :]
+    replies = [encode_direct_reply(tokenizer, label) for label in labels.labels]
+    most = context - max(map(len, replies))
+    if len(before) + len(after) >= most:
+        raise ConfigError(
+            f"{LABELS}: instructions of {len(before)} tokens and the longest label leave no room for a text in the "
+            f"model's context of {context}"
+        )
+    return Reading(before, suffix, after, labels.longest, most, replies)
 
 
 def read_label_set(folder: Path) -> LabelSet | None:

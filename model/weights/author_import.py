@@ -26,7 +26,7 @@ from nautile.common.files import read_bounded_json
 from nautile.common.input_files import check_regular
 from nautile.common.text import first_line
 from nautile.configs.model import ModelConfig, TokenizerConfig
-from nautile.data.label_set import copy_label_set
+from nautile.data.label_set import HEAD, LABELS, Head, LabelSet, load_head, read_label_set, save_head, write_label_set
 from nautile.model.layers.common import Params
 from nautile.model.weights.author_layout import from_author, read_author_config
 from nautile.model.weights.author_shapes import author_shapes
@@ -39,6 +39,7 @@ from nautile.model.weights.files import (
     verified_digests,
 )
 
+SCORE = ("score.weight", "score.bias")  # the head of a classifier [C, D] and [C]
 ROPE = ("cos_emb", "sin_emb")  # the author's RoPE tables [positions, head dim / 2]
 LARGEST_CONTEXT = 1 << 17  # rows of such a table
 # Suffixes of cached copies of parameters, which the author's layers create in generation: a state dict saved afterwards
@@ -132,7 +133,7 @@ def load_author_weights(
         {} if sca_epsilon is None else {"sca_norm_epsilon": sca_epsilon}
     )
     model = ModelConfig.model_validate({**model.model_dump(), **changes})
-    tensors = {name: file.read(stored) for name, (file, stored) in names.items()}
+    tensors = {name: file.read(stored) for name, (file, stored) in names.items() if name not in SCORE}
     refuse_not_finite(tensors, f"{path}: cannot be imported", "the file is damaged, or its training diverged")
     _check_redundant(path, tensors, model)
     return from_author(tensors, model), model.with_tokenizer(tokenizer), tokenizer
@@ -147,13 +148,47 @@ def import_weights(
     context: int | None = None,
     sca_epsilon: float | None = None,
 ) -> list[Path]:
-    """Load weights with `load_author_weights`, and save them as a checkpoint in the new or empty folder `out`."""
+    """Load weights with `load_author_weights`, and save them as a checkpoint in the new or empty folder `out`.
+
+    With the labels and the head of a classifier; raises ConfigError where one is there without the other.
+    """
     refuse_occupied(out)
     params, model, tokenizer = load_author_weights(path, model, tokenizer, context=context, sca_epsilon=sca_epsilon)
+    labels = read_label_set(path if path.is_dir() else path.parent)
+    head = _head(path, labels, model.width)
     out.mkdir(parents=True, exist_ok=True)
-    copy_label_set(path if path.is_dir() else path.parent, out)
+    if labels is not None:
+        write_label_set(out, labels)
+    if head is not None:
+        save_head(out / HEAD, head)
     save_weights(out, params, model, tokenizer)
     return sorted(out.iterdir())
+
+
+def _head(path: Path, labels: LabelSet | None, width: int) -> Head | None:
+    """The head of a classifier, from the tensors or, as exports once had it, from a file beside them; None without."""
+    stored = {name: file for file in tensor_files(path) for name in file.shapes if name in SCORE}
+    if not stored:
+        folder = path if path.is_dir() else path.parent
+        has_head = labels is not None and labels.method == "head"
+        return load_head(folder / HEAD, width, len(labels.classes)) if labels is not None and has_head else None
+    if labels is None:
+        raise ConfigError(
+            f"{path}: holds the head of a classifier (`{SCORE[0]}`), and there is no {LABELS} beside it: copy that of "
+            "the export that was tuned"
+        )
+    if labels.method != "head" or len(stored) < len(SCORE):
+        raise ConfigError(
+            f"{path}: {LABELS} says that this model was tuned by the method {labels.method!r}, and its "
+            f"tensors are {', '.join(f'`{name}`' for name in sorted(stored))}"
+        )
+    weight_CD, bias_C = (stored[name].read(name) for name in SCORE)
+    if weight_CD.shape != (len(labels.classes), width) or bias_C.shape != weight_CD.shape[:1]:
+        raise ConfigError(
+            f"{path}: `{SCORE[0]}` has shape {weight_CD.shape}, and model and {LABELS} need "
+            f"({len(labels.classes)}, {width})"
+        )
+    return Head(weight_CD.T, bias_C)
 
 
 def _check_tensors(path: Path, files: list[TensorFile], model: ModelConfig) -> dict[str, tuple[TensorFile, str]]:
@@ -188,6 +223,8 @@ def _check_tensors(path: Path, files: list[TensorFile], model: ModelConfig) -> d
         positions, *_ = (*shapes[name], 0)
         redundant[name] = (min(positions, LARGEST_CONTEXT), model.attention_head_dim // 2)
     for name in shapes:
+        if name in SCORE:
+            continue  # `_head` reads it
         if name not in expected and name not in redundant:
             raise ConfigError(f"{path}: holds the tensor `{name}`, which this model does not have")
         if name in redundant and shapes[name] != redundant[name]:

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from nautile.data.label_set import HEAD, LabelSet, write_label_set
+from nautile.data.label_set import HEAD, Head, LabelSet, save_head, write_label_set
 from nautile.model.exports.onnx.folder import export_onnx
 from nautile.model.weights.files import save_weights
 from nautile.uses.extract.stage import Extractor
 from nautile.uses.labelled.config import ExtractConfig
-from nautile.uses.labelled.predictor import Head, LabelPredictor, save_head
+from nautile.uses.labelled.predictor import LabelPredictor
 from tests.flows.cli.test_chat import nautile  # noqa: F401 - a fixture
 from tests.model.exports.onnx.conftest import MODEL, TOKENIZER, exports, weights  # noqa: F401 - fixtures
 from tests.support.samples.labelled import labelled_records, write_records

@@ -30,7 +30,7 @@ from nautile.common.events import Emit, silent
 from nautile.common.files import atomic_path, read_json, write_json
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.data.chat_template import parse_completion
-from nautile.data.label_set import HEAD, LabelSet, write_label_set
+from nautile.data.label_set import HEAD, LabelSet, save_head, write_label_set
 from nautile.data.retrieval.embedders import Encoder, MiniLM
 from nautile.data.screening.duplicates import text_hash
 from nautile.data.shuffle import permute
@@ -42,7 +42,7 @@ from nautile.model.layers.common import Params
 from nautile.model.weights.files import save_weights
 from nautile.tasks.reporting.cards import card
 from nautile.uses.labelled.config import TuneConfig
-from nautile.uses.labelled.predictor import fit_head, likelihood_logits, save_head, text_features
+from nautile.uses.labelled.predictor import fit_head, likelihood_logits, text_features
 from nautile.uses.labelled.prompts import (
     beginning_ids,
     context_ids,

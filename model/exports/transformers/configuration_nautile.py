@@ -50,6 +50,7 @@ class NautileConfig(PretrainedConfig):
         norm_epsilon: float = 1e-6,
         unused_ids: list[list[int]] | None = None,
         use_cache: bool = True,
+        classifier: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         self.vocab_size = vocab_size
@@ -76,6 +77,9 @@ class NautileConfig(PretrainedConfig):
         self.norm_epsilon = norm_epsilon
         self.unused_ids = unused_ids or []  # edit it after new tokens were given some of them
         self.use_cache = use_cache
+        # Of a tuned classifier: `pooling` of the features of its head, or `replies`, the ids of each label's text, and
+        # their `bias`; `temperature`, by which logits are divided; `threshold`, below which an answer is no answer.
+        self.classifier = classifier or {}
         checks = {
             "pattern is not a text of the letters S and A": not pattern or set(pattern) - {"S", "A"},
             "num_layers is not a multiple of the letters of pattern": num_layers % max(len(pattern), 1),

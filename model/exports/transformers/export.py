@@ -2,6 +2,9 @@
 
     model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 
+A checkpoint tuned for labels is AutoModelForSequenceClassification too, one with a head for entities
+AutoModelForTokenClassification; their tokenizer makes of a text what they were tuned to read.
+
 Tensors, fields of config.json and token ids are those of the paper's author (`model/weights/author_layout.py`): ids are
 ours + 1, and 0 is padding. `nautile import FOLDER` reads the export back bit for bit, also after tuning and saving.
 """
@@ -11,17 +14,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors.numpy import save_file
 
 from nautile.common.files import atomic_path, write_text
 from nautile.configs.model import ModelConfig, TokenizerConfig
-from nautile.data.label_set import copy_label_set, refuse_head
+from nautile.data.label_set import HEAD, LabelSet, Reading, load_head, read_label_set, reading_of, write_label_set
 from nautile.data.tokenizer import Tokenizer, save_tokenizer
 from nautile.model.exports.tokenizer_files import PAD, TOKENIZER, TOKENIZER_CONFIG, load_with_tokenizer, tokenizer_json
 from nautile.model.weights.author_layout import author_fields, to_author
 from nautile.model.weights.files import CONFIG, refuse_occupied, write_digests
 
 CODE = ("configuration_nautile.py", "modeling_nautile.py")
+TOKENIZER_CODE = "tokenization_nautile.py"  # of a tuned checkpoint
 TEMPERATURE = 0.7  # that of `nautile chat`
 
 # The chat and think template (data/chat_template.py). A marker spelled in a message is broken up into plain text. As in
@@ -63,15 +68,25 @@ CHAT_TEMPLATE = """\
 def export_transformers(checkpoint: Path, out: Path) -> list[Path]:
     """Export a checkpoint folder for `transformers` into the new or empty folder `out`; digests.json is written last.
 
-    Returns the files. Raises ConfigError if `out` is not empty, if the checkpoint cannot be read, if it has a
-    classification head, and if its model has fewer rows than its tokenizer has ids.
+    Returns the files. Raises ConfigError if `out` is not empty, if the checkpoint cannot be read, and if its model has
+    fewer rows than its tokenizer has ids.
     """
     refuse_occupied(out)
-    refuse_head(checkpoint, "transformers")
     params, model, tokenizer_config, tokenizer = load_with_tokenizer(checkpoint)
+    tensors = to_author(params, model)
+    labels = read_label_set(checkpoint)
+    reading = None
+    if labels is not None and labels.classes:
+        reading = reading_of(labels, tokenizer, model.context)
+        if labels.method == "head":
+            head = load_head(checkpoint / HEAD, model.width, len(labels.classes))
+            # As `save_pretrained` names them: without the prefix the library takes the head for a part of the model.
+            tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
+            tensors |= {"score.weight": np.ascontiguousarray(head.weight_DC.T), "score.bias": head.bias_C}
     # Written after the weights, and the digests last: a folder without digests is an export that was interrupted.
     contents = {
-        CONFIG: _config(model, tokenizer_config, tokenizer),
+        CONFIG: _config(model, tokenizer_config, tokenizer)
+        | (_classifier(labels, reading) if labels and reading else {}),
         "generation_config.json": _generation(model, tokenizer),
         TOKENIZER: tokenizer_json(tokenizer, padding=True),
         TOKENIZER_CONFIG: {
@@ -83,28 +98,65 @@ def export_transformers(checkpoint: Path, out: Path) -> list[Path]:
             "pad_token": PAD,
             "clean_up_tokenization_spaces": False,
             "chat_template": CHAT_TEMPLATE,
+            **(_tokenizer_settings(reading) if reading else {}),
         },
     }
     out.mkdir(parents=True, exist_ok=True)
     # Older versions of `transformers` refuse a file without this field. More fields would be written in hash order, and
     # the file's digest would vary.
     with atomic_path(out / "model.safetensors") as temporary:
-        save_file(to_author(params, model), temporary, metadata={"format": "pt"})
-    for name in CODE:
+        save_file(tensors, temporary, metadata={"format": "pt"})
+    for name in (*CODE, TOKENIZER_CODE) if reading else CODE:
         shutil.copyfile(Path(__file__).parent / name, out / name)
     for name, content in contents.items():
         write_text(out / name, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
     save_tokenizer(out, tokenizer_config)
-    copy_label_set(checkpoint, out)
+    if labels is not None:  # the head is among the tensors
+        write_label_set(out, labels)
     write_digests(out)
     return sorted(out.iterdir())
 
 
+def _shifted(ids: list[int]) -> list[int]:
+    return [number + 1 for number in ids]
+
+
+def _tokenizer_settings(reading: Reading) -> dict[str, Any]:
+    """The fields of tokenizer_config.json by which the tokenizer reads as the checkpoint was tuned."""
+    fields = reading._replace(before=_shifted(reading.before), after=_shifted(reading.after))._asdict()
+    return {
+        "tokenizer_class": "NautileTokenizer",
+        "auto_map": {"AutoTokenizer": [None, f"{Path(TOKENIZER_CODE).stem}.NautileTokenizer"]},
+        "reading": {name: value for name, value in fields.items() if name != "replies"},
+    }
+
+
+def _classifier(labels: LabelSet, reading: Reading) -> dict[str, Any]:
+    """The fields of config.json of a classifier."""
+    tuned = {
+        "pooling": labels.pooling if labels.method == "head" else None,
+        "replies": reading.replies and [_shifted(reply) for reply in reading.replies],
+        **labels.model_dump(mode="json", include={"bias", "temperature", "threshold", "calibrated"}),
+    }
+    kind = "Sequence" if labels.form == "label" else "Token"
+    return {
+        "architectures": [f"NautileFor{kind}Classification"],
+        "id2label": {str(number): label for number, label in enumerate(labels.classes)},
+        "label2id": {label: number for number, label in enumerate(labels.classes)},
+        "problem_type": "single_label_classification",
+        "classifier": {name: value for name, value in tuned.items() if value is not None},
+    }
+
+
 def _config(model: ModelConfig, tokenizer_config: TokenizerConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    classes = {"AutoConfig": "configuration_nautile.NautileConfig", "AutoModel": "modeling_nautile.NautileModel"}
+    tasks = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification")
     return {
         "architectures": ["NautileForCausalLM"],
-        "auto_map": {**classes, "AutoModelForCausalLM": "modeling_nautile.NautileForCausalLM"},
+        "auto_map": {
+            "AutoConfig": "configuration_nautile.NautileConfig",
+            "AutoModel": "modeling_nautile.NautileModel",
+            **{f"AutoModel{task}": f"modeling_nautile.Nautile{task}" for task in tasks},
+        },
         "model_type": "nautile",
         "dtype": "float32",
         **author_fields(model, tokenizer_config),

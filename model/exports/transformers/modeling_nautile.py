@@ -22,7 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel, initialization
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
 from transformers.utils import can_return_tuple
 
 from .configuration_nautile import NautileConfig
@@ -85,6 +90,13 @@ class NautileCache:
 
     reorder_cache = batch_select_indices  # the name that beam search calls
 
+    def copy(self) -> "NautileCache":
+        """A cache that goes on from here by itself; the layers replace their states and change none in place."""
+        other = NautileCache()
+        other.layers = dict(self.layers)
+        other.documents_BS, other.next_position_B = self.documents_BS, self.next_position_B
+        return other
+
     def advance(self, layout: RowLayout) -> None:
         """Append the columns of `layout`. Call it before the layers, which update their own states."""
         documents_BL = layout.documents_BL
@@ -115,6 +127,22 @@ def refuse_unknown(arguments: dict[str, Any]) -> None:
     for name, value in arguments.items():
         if value is not None and name not in NOT_NEEDED:
             raise TypeError(f"forward() has no argument {name!r}")
+
+
+def no_loss(x: Tensor) -> Tensor:
+    """The loss where nothing is a target: 0 with a gradient of 0, in place of a mean over no number, which is NaN."""
+    return x.sum() * 0.0
+
+
+def classification_loss(logits: Tensor, labels: Tensor, total: Tensor | int | None = None) -> Tensor:
+    """Mean cross-entropy of logits [..., C] over the `labels` [...] that are not -100, or their sum over `total`."""
+    if logits.shape[:-1] != labels.shape:
+        raise ValueError(f"labels are {tuple(labels.shape)}, and this model needs {tuple(logits.shape[:-1])}")
+    if (labels == IGNORED).all():
+        return no_loss(logits)
+    logits, labels = logits.float().flatten(0, -2), labels.long().flatten()
+    summed = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    return summed / ((labels != IGNORED).sum() if total is None else total)
 
 
 def rms_norm(x: Tensor, scale: Tensor | None, epsilon: float) -> Tensor:
@@ -431,6 +459,15 @@ class NautilePreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values", "cache"]
     _supports_sdpa = True
     _is_stateful = True  # the sums cannot be rolled back by some tokens, which assisted generation would need
+    _keys_to_ignore_on_load_unexpected = [r"^score\."]  # the head of a classifier, loaded as a model without it
+
+    def never_predicted(self, size: int, device: torch.device) -> Tensor:
+        """Which ids are never predicted, bool [ids]: padding, and those that no token has."""
+        ids_V = torch.arange(size, device=device)
+        never_V = ids_V == (-1 if self.config.pad_token_id is None else self.config.pad_token_id)
+        for first, end in self.config.unused_ids:
+            never_V = never_V | ((ids_V >= first) & (ids_V < end))
+        return never_V
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -579,13 +616,16 @@ class NautileForCausalLM(NautilePreTrainedModel, GenerationMixin):
         """False: the model creates its own cache."""
         return False
 
-    def never_predicted(self, size: int, device: torch.device) -> Tensor:
-        """Which ids are never predicted, bool [ids]: padding, and those that no token has."""
-        ids_V = torch.arange(size, device=device)
-        never_V = ids_V == (-1 if self.config.pad_token_id is None else self.config.pad_token_id)
-        for first, end in self.config.unused_ids:
-            never_V = never_V | ((ids_V >= first) & (ids_V < end))
-        return never_V
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """`GenerationMixin.generate`. Raises ValueError for a `cache_implementation`, which would not be used."""
+        settings = kwargs.get("generation_config") or self.generation_config
+        chosen = kwargs.get("cache_implementation") or settings.cache_implementation
+        if chosen not in (None, "dynamic"):
+            raise ValueError(
+                f"cache_implementation={chosen!r}: this model has a cache of its own, the sums of SCA layers beside "
+                "the keys and values of attention layers, and no other can hold them; leave the option out"
+            )
+        return super().generate(*args, **kwargs)
 
     @can_return_tuple
     def forward(
@@ -619,7 +659,144 @@ class NautileForCausalLM(NautilePreTrainedModel, GenerationMixin):
         if labels is not None:
             # A target that is never predicted would make the loss infinite.
             labels = labels.masked_fill((labels >= 0) & never_V[labels.clamp(min=0)], IGNORED)
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+            if (labels[..., 1:] == IGNORED).all():
+                loss = no_loss(outputs.last_hidden_state)
+            else:
+                loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, **{CACHE: getattr(outputs, CACHE)}
         )
+
+
+class NautileClassifier(NautilePreTrainedModel):
+    """What the classifiers have in common: the model, a linear head `score`, and the settings `config.classifier`.
+
+    Logits are divided by the temperature, so that their softmax is the calibrated probability; nothing is left out
+    below the threshold, which is for the caller.
+    """
+
+    def __init__(self, config: NautileConfig) -> None:
+        super().__init__(config)
+        if config.problem_type not in (None, "single_label_classification"):
+            raise ValueError(
+                f"config.json: problem_type {config.problem_type!r}: the classes of this model are exclusive"
+            )
+        self.num_labels = config.num_labels
+        self.model = NautileModel(config)
+        self.replies: list[list[int]] | None = config.classifier.get("replies")
+        if self.replies is None:
+            self.score = nn.Linear(config.d_model, config.num_labels)
+        self.post_init()
+
+    def calibrated(self, logits: Tensor) -> Tensor:
+        """Logits, float32, divided by the temperature."""
+        return logits.float() / (self.config.classifier.get("temperature") or 1.0)
+
+    def real(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, mask: Tensor | None) -> Tensor:
+        """Which columns are text and not padding, bool [B, L]: by the mask, else by the ids."""
+        if mask is not None:
+            return mask.bool()
+        if input_ids is not None and self.config.pad_token_id is not None:
+            return input_ids != self.config.pad_token_id
+        given = inputs_embeds if input_ids is None else input_ids
+        if given is None:
+            raise ValueError("pass either input_ids or inputs_embeds")
+        return torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
+
+
+class NautileForSequenceClassification(NautileClassifier):
+    """A label for each text: by a head on the text's features, or by the likelihood of each label's text.
+
+    Features are the hidden state of the last token or, with `pooling` "mean", the mean over all. With `replies` the
+    logit of a label is the log-probability of its text after the prompt, less its `bias`.
+    """
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutput:
+        """Logits [B, C], and with `labels` [B] (-100: none) the loss. Errors are those of `NautileModel.forward`."""
+        total = kwargs.pop("num_items_in_batch", None)
+        refuse_unknown(kwargs)
+        real_BL = self.real(input_ids, inputs_embeds, attention_mask)
+        outputs = self.model(
+            input_ids, real_BL, position_ids, None, inputs_embeds, self.replies is not None, output_hidden_states,
+            output_attentions, return_dict=True,
+        )  # fmt: skip
+        hidden_BLD = outputs.last_hidden_state
+        if self.replies is None and self.config.classifier.get("pooling") == "mean":
+            features_BD = hidden_BLD.float().masked_fill(~real_BL[..., None], 0.0).sum(1) / real_BL.sum(1)[:, None]
+        else:
+            columns_L = torch.arange(real_BL.shape[1], device=real_BL.device)
+            last_B = torch.where(real_BL, columns_L, -1).max(1).values
+            features_BD = hidden_BLD[torch.arange(len(last_B), device=last_B.device), last_B]
+        if self.replies is None:
+            logits = self.score(features_BD.to(self.score.weight.dtype))
+        else:
+            logits = self.likelihoods(self.replies, features_BD, getattr(outputs, CACHE))
+        logits = self.calibrated(logits)
+        loss = None if labels is None else classification_loss(logits, labels, total)
+        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+
+    def likelihoods(self, replies: list[list[int]], last_BD: Tensor, cache: NautileCache | None) -> Tensor:
+        """log p(reply | prompt) in nats, less the bias, float32 [B, replies]. `last_BD`: states of the last tokens."""
+        if cache is None:
+            raise ValueError(
+                "the likelihoods of labels need a cache, which gradient checkpointing cannot fill: turn it off"
+            )
+        batch, device = len(last_BD), last_BD.device
+        first_BV = self.token_logprobs(last_BD)
+        sums = []
+        # One label at a time: its cache is as large as that of the prompts.
+        for reply in replies:
+            sum_B = first_BV[:, reply[0]]
+            if len(reply) > 1:
+                tokens_BT = torch.tensor(reply[:-1], device=device).expand(batch, -1)
+                hidden_BTD = self.model(tokens_BT, past_key_values=cache.copy(), return_dict=True).last_hidden_state
+                targets_BT1 = torch.tensor(reply[1:], device=device).expand(batch, -1)[..., None]
+                sum_B = sum_B + self.token_logprobs(hidden_BTD).gather(-1, targets_BT1)[..., 0].sum(1)
+            sums.append(sum_B)
+        bias = self.config.classifier.get("bias") or [0.0] * len(replies)
+        return torch.stack(sums, dim=1) - torch.tensor(bias, device=device)
+
+    def token_logprobs(self, hidden: Tensor) -> Tensor:
+        """log p of each next token, float32 [..., ids], of hidden states [..., D]."""
+        logits = F.linear(hidden, self.model.embedding.weight).float()
+        never_V = self.never_predicted(logits.shape[-1], logits.device)
+        return logits.masked_fill(never_V, torch.finfo(logits.dtype).min).log_softmax(-1)
+
+
+class NautileForTokenClassification(NautileClassifier):
+    """A label for each token, by a head on its hidden state, which knows the text up to this token."""
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> TokenClassifierOutput:
+        """Logits [B, L, C], and with `labels` [B, L] (-100: none) the loss. Errors as of `NautileModel.forward`."""
+        total = kwargs.pop("num_items_in_batch", None)
+        refuse_unknown(kwargs)
+        real_BL = self.real(input_ids, inputs_embeds, attention_mask)
+        outputs = self.model(
+            input_ids, real_BL, position_ids, None, inputs_embeds, False, output_hidden_states, output_attentions,
+            return_dict=True,
+        )  # fmt: skip
+        logits = self.calibrated(self.score(outputs.last_hidden_state.to(self.score.weight.dtype)))
+        loss = None if labels is None else classification_loss(logits, labels, total)
+        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)

@@ -10,7 +10,7 @@ import pytest
 from nautile.common.errors import ConfigError
 from nautile.common.events import silent
 from nautile.configs.keys import with_local_files
-from nautile.data.label_set import HEAD, LabelSet, write_label_set
+from nautile.data.label_set import HEAD, LabelSet, save_head, write_label_set
 from nautile.data.table import read_table
 from nautile.data.tokenizer import tokenizer_for
 from nautile.model.weights.files import load_weights
@@ -19,7 +19,7 @@ from nautile.uses.classify import stage
 from nautile.uses.classify.stage import ROWS, TextClassifier, classify
 from nautile.uses.labelled import predictor
 from nautile.uses.labelled.config import ClassifyConfig
-from nautile.uses.labelled.predictor import LabelPredictor, fit_head, readable, save_head, text_features
+from nautile.uses.labelled.predictor import LabelPredictor, fit_head, readable, text_features
 from tests.flows.cli.test_chat import nautile  # noqa: F401 - a fixture
 from tests.support.samples.labelled import MODEL, TOKENIZER, labelled_records, write_checkpoint, write_records
 

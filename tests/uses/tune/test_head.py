@@ -6,9 +6,10 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from nautile.common.errors import ConfigError
+from nautile.data.label_set import Head, load_head, save_head
 from nautile.model.decoding.scoring import pooled_states
 from nautile.model.nautile import forward
-from nautile.uses.labelled.predictor import Head, fit_head, load_head, save_head
+from nautile.uses.labelled.predictor import fit_head
 
 
 @pytest.mark.slow
