@@ -41,6 +41,7 @@ from nautile.tasks.reporting.cards import (
     lineage,
     model_card,
     model_facts,
+    task_of,
 )
 
 T = TypeVar("T")
@@ -334,7 +335,10 @@ def model_snippets(
         use = (
             f"Then `nautile {'classify' if labels.form == 'label' else 'extract'} CHECKPOINT TABLE`, with the id shown:"
         )
-        return [Snippet(f"{ours[:-1]}. {use}", "bash", f"{download}{convert}nautile store add {folder}")]
+        snippets = [Snippet(f"{ours[:-1]}. {use}", "bash", f"{download}{convert}nautile store add {folder}")]
+        if format_ == "transformers" and labels.classes:
+            snippets.insert(0, _pipeline_snippet(repository, labels))
+        return snippets
     by_format = {
         "transformers": [
             Snippet(
@@ -375,6 +379,19 @@ def model_snippets(
         f'{download}python {name}/onnx/chat.py "{QUESTION}"',
     )
     return [*by_format[format_], *([graphs] if onnx else [])]
+
+
+def _pipeline_snippet(repository: str, labels: LabelSet) -> Snippet:
+    """The call of a classifier by `transformers`."""
+    task = task_of(labels.model_dump())
+    options = "top_k=None" if labels.form == "label" else 'aggregation_strategy="simple"'
+    code = (
+        "from transformers import pipeline\n\n"
+        f'model = pipeline("{task}", "{repository}", trust_remote_code=True)\n'
+        f'for answer in model("A text of yours.", {options}):\n'
+        "    print(answer)"
+    )
+    return Snippet("With `transformers` 5 and `torch`; the code of the model is in the repository:", "python", code)
 
 
 def dataset_snippets(repository: str) -> list[Snippet]:

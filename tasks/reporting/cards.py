@@ -34,7 +34,18 @@ from nautile.tasks.reporting.render import TEMPLATES, template_environment
 Facts = dict[str, Any]
 NOT_RECORDED = "not recorded"
 UNKNOWN_LICENSE = "unknown"  # an identifier of the Hub
-TASKS = {"label": "text-classification", "entities": "token-classification"}  # of the Hub, by the form of the tuning
+# Tasks of the Hub by the form of a tuning. Entities are written as text, so their task is that of any language model,
+# unless a head labels the tokens.
+TASKS = {"label": "text-classification", "entities": "text-generation"}
+ARMS = {
+    "head": "this model: a linear head on the frozen model",
+    "verbalised": "this model: the likelihood of each label's text",
+    "lora": "this model: tuned by LoRA",
+    "full": "this model: all weights tuned",
+    "majority": "the most frequent label, whatever the text",
+    "tfidf": "logistic regression on TF-IDF of words and pairs",
+    "minilm": "logistic regression on sentence vectors of MiniLM",
+}
 # Facts of a model with a row for each of something.
 _LISTS = (
     "stages", "phases", "read", "sources", "problems", "teachers", "prompt_sets", "judges", "stand_ins", "calls",
@@ -157,6 +168,8 @@ def model_card(facts: Facts, publication: Publication) -> str:
         {
             **facts,
             "name": name,
+            "tuned": tuning_facts(facts),
+            "threshold": _threshold(facts),
             "not_recorded": Markup(NOT_RECORDED),
             "configuration": _configuration(facts),
             "context": (facts["model"] or {}).get("context"),
@@ -259,6 +272,9 @@ def _front_matter(facts: Facts, publication: Publication, language_codes: list[s
     # The Hub links these names to the pages of the data sets.
     hubs = [row["hub"] for row in (*facts["sources"], *facts["problems"]) if row["hub"]]
     hubs += [row["path"] for row in facts["prompt_sets"] if row["source"] == "hub"]
+    hubs += [
+        part["path"] for part in (facts.get("tuning") or {"data": {}})["data"].values() if is_on_hub(part["reader"])
+    ]
     datasets = list(dict.fromkeys([*hubs, *filter(None, [publication.dataset])]))
     tags = ["nautile", "reasoning", *publication.tags, *(["stand-in"] if facts["stand_ins"] else [])]
     return without_none(
@@ -266,12 +282,19 @@ def _front_matter(facts: Facts, publication: Publication, language_codes: list[s
             "license": publication.license or UNKNOWN_LICENSE,
             "language": language_codes,
             "library_name": publication.library,
-            "pipeline_tag": TASKS.get((facts.get("labels") or {}).get("form", ""), "text-generation"),
+            "pipeline_tag": task_of(facts.get("labels") or {}),
             "tags": tags,
             "datasets": datasets,
             "model-index": _model_index(facts, publication),
         }
     )
+
+
+def task_of(labels: Mapping[str, Any]) -> str:
+    """The Hub's name of the task of a checkpoint with these labels; {}: of one that was not tuned."""
+    if labels.get("form") == "entities" and labels.get("method") == "head":
+        return "token-classification"
+    return TASKS.get(labels.get("form", ""), "text-generation")
 
 
 def _model_index(facts: Facts, publication: Publication) -> list[dict[str, Any]]:
@@ -301,7 +324,34 @@ def _model_index(facts: Facts, publication: Publication) -> list[dict[str, Any]]
                 metric_args={"interval_95": [low, high], "questions": score["n"]},
             )
         )
+    tuned = tuning_facts(facts)
+    if tuned is not None and tuned["score"] is not None:
+        # The last named part is the one that was tested: a test set of its own, else a share of all rows.
+        *_, part = facts["tuning"]["data"].values()
+        source, _, revision = _origin(part)
+        interval = tuned["score"]["interval"]
+        results.append(
+            EvalResult(
+                task_type=TASKS["label"],
+                dataset_type=part["path"] if part["reader"] == "hub" else part["reader"],
+                dataset_name=str(source),
+                dataset_revision=revision,
+                metric_type="accuracy",
+                metric_name="accuracy in percent on the test rows, mean over seeds",
+                metric_value=round(100 * interval["value"], 2),
+                metric_args={
+                    "interval_95": [round(100 * interval[bound], 2) for bound in ("low", "high")],
+                    "rows": tuned["score"]["rows"],
+                },
+            )
+        )
     return eval_results_to_model_index(publication.repository.partition("/")[2], results) if results else []
+
+
+def _threshold(facts: Facts) -> str | None:
+    """The probability below which a classifier gives no label; None if it always gives one."""
+    threshold = (facts["labels"] or {}).get("threshold")
+    return None if threshold is None else f"{threshold:.4f}"
 
 
 def _configuration(facts: Facts) -> list[tuple[str, str]]:
@@ -410,7 +460,7 @@ def model_facts(store: Store, checkpoint: Artifact | None, folder: Path) -> Fact
         "tokenizer": saved.get("tokenizer"),
         "parameters": sum(parameter_counts(ModelConfig.model_validate(saved["model"])).values()),
         "labels": None if (labels := read_label_set(folder)) is None else labels.model_dump(mode="json"),
-        **dict.fromkeys(("artifact", "label", "documents", "ladder", "cost")),
+        **dict.fromkeys(("artifact", "label", "documents", "ladder", "cost", "tuning")),
         **{name: [] for name in _LISTS},
         "scores": {},
     }
@@ -429,6 +479,7 @@ def model_facts(store: Store, checkpoint: Artifact | None, folder: Path) -> Fact
     return facts | {
         "artifact": _about(checkpoint),
         "label": label,
+        "tuning": _tuning(store, checkpoint),
         "missing": missing,
         "stages": [
             {"label": item.label, "seconds": spent.get(item.label, {}).get("seconds"), **_about(item.artifact)}
@@ -453,6 +504,77 @@ def model_facts(store: Store, checkpoint: Artifact | None, folder: Path) -> Fact
         "lineage": [{"label": item.label, "id": item.artifact.id, **_about(item.artifact)} for item in inputs],
         "commits": sorted({item.artifact.manifest["commit"] or "" for item in inputs} - {""}),
     }
+
+
+def _tuning(store: Store, checkpoint: Artifact) -> Facts | None:
+    """The report of the tuning that made a checkpoint, and where its rows are from; None if there is none."""
+    tuning = store.find("tuning", checkpoint.key)
+    if tuning is None or tuning.execution != checkpoint.execution:
+        return None
+    report = read_json(tuning.path / "tuning.json")
+    config = checkpoint.manifest["config"].get("tune")
+    if not isinstance(report, dict) or not isinstance(config, dict):
+        return None
+    parts = {"all rows": config.get("data"), "validation": config.get("validation"), "test": config.get("test")}
+    return {"report": report, "data": {name: part for name, part in parts.items() if part}}
+
+
+def tuning_facts(facts: Facts) -> Facts | None:
+    """What the card says of a tuning: rows of tables, and the scores of the method that made the checkpoint."""
+    if (tuning := facts.get("tuning")) is None:
+        return None
+    report = tuning["report"]
+    rows, arms, chosen = report["rows"], report["arms"], report["chosen"]
+    result: Facts = {
+        "data": [(name, *_origin(part)) for name, part in tuning["data"].items()],
+        "splits": [(name, rows[name]) for name in ("train", "validation", "test")],
+        "left_out": report["data"],
+        "arms": [],
+        "score": None,
+    }
+    if report["form"] != "label":
+        return result
+    result["arms"] = [
+        (ARMS.get(arm["arm"], arm["arm"]), _shots(arm), _percent(arm["accuracy"]), _percent(arm["macro_f1"]),
+         f"{100 * arm['ece']:.1f}")
+        for arm in arms
+    ]  # fmt: skip
+    own = next(arm for arm in arms if (arm["arm"], arm["shots"]) == (report["method"], chosen["shots"]))
+    result["score"] = {
+        "accuracy": _percent(own["accuracy"]),
+        "of_seed": f"{100 * own['accuracy_by_seed'][chosen['seed']]:.1f}",
+        "seeds": own["seeds"],
+        "rows": own["rows"],
+        "ece": f"{100 * own['ece']:.1f}",
+        "ece_uncalibrated": f"{100 * own['ece_uncalibrated']:.1f}",
+        "coverage": f"{100 * own['coverage']:.0f}",
+        "accuracy_covered": None if own["accuracy_covered"] is None else f"{100 * own['accuracy_covered']:.1f}",
+        "interval": own["accuracy"],
+    }
+    result["leads"] = [
+        f"{100 * lead['lead']:+.1f} points [{100 * lead['low']:+.1f}, {100 * lead['high']:+.1f}] over "
+        f"{ARMS.get(lead['over'], lead['over'])} (p = {lead['p']:.2g})"
+        for lead in report.get("leads", [])
+    ]
+    return result
+
+
+def _origin(data: Facts) -> tuple[str | None, str | None, str | None]:
+    """(from, split, revision) of labelled rows. Paths of local files are not published."""
+    if data["reader"] == "hub":
+        return " ".join(filter(None, (data["path"], data["subset"]))), data["split"], data["revision"]
+    if data["reader"] == "labels":
+        return f"labels by a teacher, {data['path'][:19]}", None, None
+    named = data["reader"] in ("wikipedia_topics", "labelled_sentences")
+    return data["reader"].replace("_", " ") if named else f"a local file ({data['reader']})", None, None
+
+
+def _shots(arm: Facts) -> str:
+    return str(arm["shots"]) if arm["shots"] else "none" if arm["arm"] == "verbalised" else "all"
+
+
+def _percent(part: Mapping[str, float]) -> str:
+    return f"{100 * part['value']:.1f} [{100 * part['low']:.1f}, {100 * part['high']:.1f}]"
 
 
 def lineage(store: Store, artifact: Artifact) -> tuple[list[Input], list[str]]:

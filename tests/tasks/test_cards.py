@@ -206,7 +206,7 @@ def test_a_cost_that_the_ledger_does_not_have_is_not_zero(copied, folder):
         (LabelSet(form="label", method="head", labels=("good", "<b>`x`")), "text-classification", "are not calibrated"),
         (LabelSet(form="label", method="head", labels=("a", "b"), temperature=2), "text-classification",
          "are calibrated on validation rows"),
-        (LabelSet(form="entities", method="lora", labels=("place",)), "token-classification", "extracting entities"),
+        (LabelSet(form="entities", method="lora", labels=("place",)), "text-generation", "extracting entities"),
     ],
 )  # fmt: skip
 def test_the_card_of_a_tuned_checkpoint_names_its_task(copied, folder, tmp_path, labels, task, sentence):

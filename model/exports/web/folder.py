@@ -1,4 +1,6 @@
-"""Export to a web page (`nautile export --format web`): a chat that runs offline, with onnxruntime's WebAssembly.
+"""Export to a web page (`nautile export --format web`): a chat, or the labels of a text by a tuned checkpoint.
+
+It runs offline, with onnxruntime's WebAssembly.
 
 The runtime is downloaded once from the npm registry, at the version and digest below, into the cache folder.
 """
@@ -15,8 +17,9 @@ from pathlib import Path
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.files import write_text
+from nautile.configs.model import ModelConfig
 from nautile.data.chat_template import encode_prompt
-from nautile.data.label_set import refuse_head
+from nautile.data.label_set import HEAD, LabelSet, load_head, read_label_set, reading_of
 from nautile.data.tokenizer import Tokenizer, tokenizer_for
 from nautile.model.exports.onnx.folder import PROMPT, STEP, WEIGHTS, export_onnx
 from nautile.model.weights.files import CONFIG, read_config, read_digests, refuse_occupied, write_digests
@@ -24,7 +27,9 @@ from nautile.model.weights.files import CONFIG, read_config, read_digests, refus
 PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
 INTEGRITY = "q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="  # sha512
 RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
-PAGE = ("index.html", "page.css", "page.mjs", "tokenizer.mjs")
+COMMON = ("page.css", "model.mjs", "tokenizer.mjs")
+CHAT = {"index.html": "index.html", "page.mjs": "page.mjs"}  # the names in the export, and here
+CLASSIFIER = {"index.html": "classifier.html", "classifier.mjs": "classifier.mjs"}
 FETCH_S = 300
 
 
@@ -35,14 +40,21 @@ def export_web(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
     cannot download it.
     """
     refuse_occupied(out)
-    refuse_head(checkpoint, "web")
+    labels = read_label_set(checkpoint)
+    if labels is not None and labels.form == "entities" and labels.classes:
+        raise ConfigError(
+            f"--format web: {checkpoint} labels the tokens of a text, for which there is no page; use --format "
+            "transformers or nautile"
+        )
+    classifies = labels is not None and bool(labels.classes)
     with tempfile.TemporaryDirectory() as scratch:
         exported = Path(scratch) / "onnx"
         export_onnx(checkpoint, exported, bits)
         archive = fetch_runtime()
         out.mkdir(parents=True, exist_ok=True)
         digests = read_digests(exported)
-        for name in (PROMPT, STEP, WEIGHTS):
+        graphs = (PROMPT, WEIGHTS) if classifies else (PROMPT, STEP, WEIGHTS)
+        for name in graphs:
             shutil.move(exported / name, out / name)
         model, tokenizer_config = read_config(exported / CONFIG)
     with tarfile.open(archive) as package:
@@ -50,11 +62,17 @@ def export_web(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
             source = package.extractfile(f"package/dist/{name}")
             assert source is not None  # the archive has the expected digest
             (out / name).write_bytes(source.read())
-    for name in PAGE:
-        shutil.copyfile(Path(__file__).parent / name, out / name)
-    settings = _settings(tokenizer_for(tokenizer_config), model.context)
+    files = {**dict(zip(COMMON, COMMON, strict=True)), **(CLASSIFIER if classifies else CHAT)}
+    for name, source_name in files.items():
+        shutil.copyfile(Path(__file__).parent / source_name, out / name)
+    tokenizer = tokenizer_for(tokenizer_config)
+    settings = {**_tokens(tokenizer), "context": model.context}
+    if classifies and labels is not None:
+        settings["classifier"] = _classifier(checkpoint, labels, tokenizer, model)
+    else:
+        settings |= _chat(tokenizer, model.context)
     write_text(out / "settings.json", json.dumps(settings, ensure_ascii=False) + "\n")
-    write_digests(out, {name: digests[name] for name in (PROMPT, STEP, WEIGHTS)})
+    write_digests(out, {name: digests[name] for name in graphs})
     return sorted(out.iterdir())
 
 
@@ -90,23 +108,43 @@ def fetch_runtime() -> Path:
     return path
 
 
-def _settings(tokenizer: Tokenizer, context: int) -> dict[str, object]:
-    """The content of settings.json for the page: the chat template around the question, and the bytes of all tokens."""
-    # The page encodes the question itself. What the template has around it is the same for every question.
-    question = tokenizer.encode("user\n?\n")
-    prompt = encode_prompt(tokenizer, "?")
+def _tokens(tokenizer: Tokenizer) -> dict[str, object]:
+    """The fields of settings.json for the page's tokenizer: the bytes of all tokens."""
     trained = tokenizer.config.trained
     ranks = (tokenizer.decode_bytes([rank]) for rank in range(tokenizer.config.ranks))
     return {
-        "context": context,
+        "digits": trained.digits if trained else 3,
+        "tokens": [base64.b64encode(token).decode() for token in ranks],
+    }
+
+
+def _classifier(checkpoint: Path, labels: LabelSet, tokenizer: Tokenizer, model: ModelConfig) -> dict[str, object]:
+    """The field `classifier` of settings.json: how a text is read, and how its probabilities are computed."""
+    fields: dict[str, object] = {
+        **reading_of(labels, tokenizer, model.context)._asdict(),
+        **labels.model_dump(
+            mode="json", include={"labels", "pooling", "bias", "temperature", "threshold", "calibrated"}
+        ),
+    }
+    if labels.method == "head":
+        head = load_head(checkpoint / HEAD, model.width, len(labels.classes))
+        weight = base64.b64encode(head.weight_DC.astype("<f4").tobytes()).decode()
+        fields["head"] = {"weight": weight, "bias": head.bias_C.tolist()}
+    return fields
+
+
+def _chat(tokenizer: Tokenizer, context: int) -> dict[str, object]:
+    """The fields of settings.json for a chat: the template around the question."""
+    # The page encodes the question itself. What the template has around it is the same for every question.
+    question = tokenizer.encode("user\n?\n")
+    prompt = encode_prompt(tokenizer, "?")
+    return {
         "max_tokens": context - context // 4,
         "before": prompt[:1],
         "query": "user\n{query}\n",
         "after": prompt[1 + len(question) :],
         "stop_ids": [tokenizer.im_end, tokenizer.end_of_text],
         "think_end": tokenizer.think_end,
-        "digits": trained.digits if trained else 3,
-        "tokens": [base64.b64encode(token).decode() for token in ranks],
     }
 
 

@@ -1,37 +1,9 @@
 // The chat page: loads the model and answers one question at a time, by greedy decoding, entirely in this browser.
 // Model output is inserted as text, never as markup.
 
-import * as ort from "./ort.wasm.min.mjs";
-import { Tokenizer } from "./tokenizer.mjs";
+import { MIB, element, failed, int64Tensor, load, serve } from "./model.mjs";
 
-const element = (id) => document.getElementById(id);
-const MIB = 2 ** 20;
 let stopped = false;
-
-async function fetchBytes(name) {
-  const response = await fetch(name);
-  if (!response.ok) throw new Error(`${name} cannot be read (${response.status}); export the page again`);
-  return new Uint8Array(await response.arrayBuffer());
-}
-
-// Load the settings, the tokenizer and two onnxruntime sessions, which share one copy of the weights.
-async function load() {
-  const settings = JSON.parse(new TextDecoder().decode(await fetchBytes("settings.json")));
-  // More threads need cross-origin isolation headers, which a plain file server does not send.
-  ort.env.wasm.numThreads = 1;
-  ort.env.wasm.wasmPaths = new URL("./", import.meta.url).href;
-  const weights = await fetchBytes("weights.bin");
-  const openSession = async (name) =>
-    ort.InferenceSession.create(await fetchBytes(name), {
-      executionProviders: ["wasm"],
-      externalData: [{ path: "weights.bin", data: weights }],
-    });
-  const prompt = await openSession("prompt.onnx");
-  const step = await openSession("step.onnx");
-  return { settings, prompt, step, tokenizer: new Tokenizer(settings.tokens, settings.digits), weights: weights.byteLength };
-}
-
-const int64Tensor = (values, shape) => new ort.Tensor("int64", BigInt64Array.from(values, BigInt), shape);
 
 // The id with the largest logit.
 function argmax(logits) {
@@ -97,28 +69,13 @@ async function reply(model, question) {
   document.body.dataset.finished = ended ? "yes" : "cut";
 }
 
-async function main() {
-  const model = await load();
-  const setBusy = (busy) => {
-    for (const id of ["question", "ask"]) element(id).disabled = busy;
-    element("stop").disabled = !busy;
-  };
-  element("stop").addEventListener("click", () => (stopped = true));
-  element("form").addEventListener("submit", async (event) => {
-    event.preventDefault();
-    stopped = false;
-    delete document.body.dataset.finished;
-    for (const id of ["thinking", "answer"]) element(id).textContent = "";
-    setBusy(true);
-    try {
-      await reply(model, element("question").value.trim());
-    } catch (error) {
-      element("status").textContent = String(error.message ?? error);
-    }
-    setBusy(false);
-  });
-  setBusy(false);
-  element("status").textContent = `ready: ${(model.weights / MIB).toFixed(1)} MiB of weights`;
-}
-
-main().catch((error) => (element("status").textContent = `cannot start: ${error.message ?? error}`));
+element("stop").addEventListener("click", () => (stopped = true));
+load("prompt", "step")
+  .then((model) =>
+    serve(model, async (model, text) => {
+      stopped = false;
+      for (const id of ["thinking", "answer"]) element(id).textContent = "";
+      await reply(model, text.trim());
+    }),
+  )
+  .catch(failed);
