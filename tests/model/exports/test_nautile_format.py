@@ -1,6 +1,7 @@
 """Export and reloading: the same bits, and a tokenizer file with which `tokenizers` gives the same ids as we do."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from nautile.common.errors import ConfigError
 from nautile.configs.model import TokenizerConfig
 from nautile.data.bpe_training import byte_letters
-from nautile.data.label_set import HEAD, LABELS, LabelSet, read_label_set, write_label_set
+from nautile.data.label_set import HEAD, LABELS, Head, LabelSet, read_label_set, save_head, write_label_set
 from nautile.data.tokenizer import tokenizer_for
 from nautile.model.exports.formats import FORMATS, export_nautile
 from nautile.model.exports.tokenizer_files import tokenizer_json
@@ -126,12 +127,45 @@ def test_a_classifier_keeps_its_labels_and_its_head(classifier, tmp_path):
     assert (tmp_path / "out" / HEAD).read_bytes() == (classifier / HEAD).read_bytes()
 
 
-@pytest.mark.parametrize("format_", ["transformers", "web"])
-def test_a_format_without_a_place_for_the_head_refuses_it(classifier, tmp_path, format_):
-    """It would be the model before the tuning, with nothing to show for it."""
-    with pytest.raises(ConfigError, match=rf"--format {format_}: .* is a classifier.*use --format nautile or onnx"):
+@pytest.mark.parametrize("format_", ["transformers"])
+def test_a_head_that_does_not_fit_is_refused_before_anything_is_written(classifier, tmp_path, format_):
+    with pytest.raises(ConfigError, match=r"head.safetensors: cannot be read as the head of a classifier"):
         FORMATS[format_](classifier, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_head_goes_to_transformers_and_back(classifier, tmp_path):
+    draw = np.random.default_rng(0)
+    head = Head(draw.normal(size=(tiny_config().width, 2)).astype(np.float32), np.array([1, 2], np.float32))
+    save_head(classifier / HEAD, head)
+    exported = tmp_path / "exported"
+    names = {path.name for path in FORMATS["transformers"](classifier, exported)}
+    assert {LABELS, "tokenization_nautile.py"} <= names
+    assert HEAD not in names  # it is among the tensors, as every program for transformers expects
+    settings = json.loads((exported / "config.json").read_text())
+    assert settings["id2label"] == {"0": "yes", "1": "no"}
+    import_weights(exported, tmp_path / "back", tiny_config(), TOKENIZER)
+    for name in (HEAD, LABELS, "weights.safetensors"):
+        assert (tmp_path / "back" / name).read_bytes() == (classifier / name).read_bytes()
+    (exported / "digests.json").unlink()  # as after a training that saved the model elsewhere
+    write_label_set(exported, LabelSet(form="label", method="head", labels=("yes", "no", "perhaps")))
+    with pytest.raises(ConfigError, match=r"`score.weight` has shape \(2, \d+\), and model and labels.json need \(3"):
+        import_weights(exported, tmp_path / "other", tiny_config(), TOKENIZER)
+    (exported / LABELS).unlink()
+    with pytest.raises(ConfigError, match=r"holds the head of a classifier .* no labels.json beside it: copy"):
+        import_weights(exported, tmp_path / "other", tiny_config(), TOKENIZER)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("format_", ["nautile", "transformers"])
+def test_exported_files_are_as_readable_as_any_new_file(classifier, tmp_path, format_):
+    save_head(classifier / HEAD, Head(np.zeros((tiny_config().width, 2), np.float32), np.zeros(2, np.float32)))
+    earlier = os.umask(0o027)
+    try:
+        files = FORMATS[format_](classifier, tmp_path / "out")
+    finally:
+        os.umask(earlier)
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in files} == {path.name: "0o640" for path in files}
 
 
 def test_labels_of_a_model_that_writes_them_go_there_and_back(classifier, tmp_path):
