@@ -39,7 +39,9 @@ class LabelSet(Section):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """What a classifier chooses from: the labels. Empty for a form that answers in words."""
+        """What a classifier chooses from: the labels, or BIO tags of tokens. Empty for a form that answers in words."""
+        if self.form == "entities" and self.method == "head":
+            return ("O", *(f"{prefix}-{label}" for label in self.labels for prefix in "BI"))
         return self.labels if self.form == "label" else ()
 
     @model_validator(mode="after")

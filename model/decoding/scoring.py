@@ -408,18 +408,35 @@ def pooled_states(
     return features_ND
 
 
+def token_states(params: Params, config: ModelConfig, texts: Sequence[Sequence[int]], rows: int) -> list[np.ndarray]:
+    """The residual stream after the last block at each token: float32 [tokens, D] for each text. As `pooled_states`."""
+    for number, ids in enumerate(texts, 1):
+        refuse_unreadable(number, len(ids), config)
+    states: dict[int, np.ndarray] = {}
+    for batch, tokens_BL, lengths_B in _bucket_batches(texts, range(len(texts)), rows, config):
+        hidden_BLD = np.asarray(_states(params, config, tokens_BL, lengths_B))
+        states |= {index: hidden_BLD[row, : len(texts[index])] for row, index in enumerate(batch)}
+    return [states[index] for index in range(len(texts))]
+
+
 def refuse_unreadable(number: int, tokens: int, config: ModelConfig) -> None:
     """Raise `ConfigError` for a text without tokens or over the model's context."""
     if not 0 < tokens <= config.context:
         raise ConfigError(f"text {number} has {tokens} tokens, and the model reads 1 to {config.context}")
 
 
-@partial(jax.jit, static_argnames=("config", "pooling"))
-def _pooled(params: Params, config: ModelConfig, tokens_BL: Array, lengths_B: Array, pooling: Pooling) -> Array:
+@partial(jax.jit, static_argnames="config")
+def _states(params: Params, config: ModelConfig, tokens_BL: Array, lengths_B: Array) -> Array:
     column_L = jnp.arange(tokens_BL.shape[1])
     inside_BL = column_L < lengths_B[:, None]
     positions_BL = jnp.broadcast_to(column_L, tokens_BL.shape)
-    hidden_BLD = forward(params, config, tokens_BL, inside_BL.astype(jnp.int32), positions_BL).astype(jnp.float32)
+    return forward(params, config, tokens_BL, inside_BL.astype(jnp.int32), positions_BL).astype(jnp.float32)
+
+
+@partial(jax.jit, static_argnames=("config", "pooling"))
+def _pooled(params: Params, config: ModelConfig, tokens_BL: Array, lengths_B: Array, pooling: Pooling) -> Array:
+    inside_BL = jnp.arange(tokens_BL.shape[1]) < lengths_B[:, None]
+    hidden_BLD = _states(params, config, tokens_BL, lengths_B)
     if pooling == "mean":
         return jnp.sum(jnp.where(inside_BL[..., None], hidden_BLD, 0.0), axis=1) / lengths_B[:, None]
     return jnp.take_along_axis(hidden_BLD, lengths_B[:, None, None] - 1, axis=1)[:, 0]

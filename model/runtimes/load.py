@@ -2,7 +2,7 @@
 
 Both have the configurations of the model and its tokenizer, a `name` with the digest of the weights, a `sampler` of
 replies (equal prompt and seed, equal sample), the `slots` of a batching engine, a `scorer` of continuations, and the
-`pooled_states` of texts.
+`pooled_states` and `token_states` of texts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import sha256_of
 from nautile.model.decoding.generate import Completion, Generator
 from nautile.model.decoding.sampling import Sampling
-from nautile.model.decoding.scoring import Pooling, SharedPrefixScorer, pooled_states
+from nautile.model.decoding.scoring import Pooling, SharedPrefixScorer, pooled_states, token_states
 from nautile.model.decoding.slots import JaxSlots
 from nautile.model.exports.onnx.folder import is_onnx_export
 from nautile.model.layers.common import Params
@@ -63,6 +63,9 @@ class JaxRuntime:
 
     def pooled_states(self, texts: Sequence[Sequence[int]], rows: int, pooling: Pooling) -> np.ndarray:
         return pooled_states(self.params, self.config, texts, rows, pooling)
+
+    def token_states(self, texts: Sequence[Sequence[int]], rows: int) -> list[np.ndarray]:
+        return token_states(self.params, self.config, texts, rows)
 
 
 def onnx_runtime(folder: Path) -> "OnnxRuntime":

@@ -95,21 +95,26 @@ class OnnxRuntime:
         return state.pop("logits"), state
 
     def pooled_states(self, texts: Sequence[Sequence[int]], rows: int, pooling: Pooling) -> np.ndarray:
-        """As `model.decoding.scoring.pooled_states`: features for a head, float32 [texts, D].
+        """As `model.decoding.scoring.pooled_states`: features for a head, float32 [texts, D], and the errors."""
+        states = self.token_states(texts, rows)
+        return np.stack([state_SD.mean(axis=0) if pooling == "mean" else state_SD[-1] for state_SD in states])
+
+    def token_states(self, texts: Sequence[Sequence[int]], rows: int) -> list[np.ndarray]:
+        """As `model.decoding.scoring.token_states`: the hidden states of each text, float32 [tokens, D].
 
         One text at a time, whatever `rows`: the matrix products of its tokens already keep the cores busy. Raises
         ConfigError for a text that is empty or over the context, and if the graphs have no output of hidden states.
         """
         if not any(output.name == HIDDEN for output in self.prompt.get_outputs()):
             raise ConfigError(f"{self.name}: gives no hidden states for a head; export the tuned checkpoint again")
-        features_ND = np.zeros((len(texts), self.config.width), np.float32)
-        for row, ids in enumerate(texts):
-            refuse_unreadable(row + 1, len(ids), self.config)
+        states = []
+        for number, ids in enumerate(texts, 1):
+            refuse_unreadable(number, len(ids), self.config)
             inputs = {"tokens": [ids], "lengths": [len(ids)], "logit_columns": [[len(ids) - 1]]}
             feeds = {name: np.array(values, np.int64) for name, values in inputs.items()}
             [[hidden_SD]] = self.prompt.run([HIDDEN], feeds)
-            features_ND[row] = hidden_SD[: len(ids)].mean(axis=0) if pooling == "mean" else hidden_SD[len(ids) - 1]
-        return features_ND
+            states.append(hidden_SD[: len(ids)])
+        return states
 
 
 class OnnxSlots:

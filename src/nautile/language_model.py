@@ -208,7 +208,7 @@ class LanguageModel:
         1
         """
         with extras_named():
-            from nautile.uses.extract.stage import REASONS, Extractor
+            from nautile.uses.extract.stage import REASONS, extractor_for
 
         model, shape = (None, schema) if isinstance(schema, dict) else (schema, _json_schema(schema))
         try:
@@ -219,7 +219,7 @@ class LanguageModel:
             ExtractConfig, "extract", json_schema=as_text, instructions=instructions, max_tokens=max_tokens,
             temperature=temperature, seed=seed, slots=ROWS,
         )  # fmt: skip
-        rows = self._rows("extract", texts, section, lambda: Extractor(self.folder, section, shape, self._loaded))
+        rows = self._rows("extract", texts, section, lambda: extractor_for(self.folder, section, shape, self._loaded))
         self.refused = {row["number"] - 1: REASONS[row["reason"]] for row in rows if row["reason"]}
         documents: list[Any] = []
         for row in rows:

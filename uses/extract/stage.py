@@ -22,7 +22,15 @@ from nautile.common.events import Emit, silent
 from nautile.common.files import write_json, write_text
 from nautile.common.text import first_line, markdown_table, markdown_text
 from nautile.data.chat_template import encode_prompt_end, parse_completion
-from nautile.data.json_schema import SPAN, Schema, parse_document, pointer_to, violation, with_spans
+from nautile.data.json_schema import (
+    SPAN,
+    Schema,
+    entity_schema,
+    parse_document,
+    pointer_to,
+    violation,
+    with_spans,
+)
 from nautile.data.label_set import read_label_set
 from nautile.data.tokenizer import tokenizer_for
 from nautile.evals.running.rows import RowFile
@@ -32,6 +40,7 @@ from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import stage
 from nautile.uses.labelled.config import ExtractConfig
 from nautile.uses.labelled.prompts import beginning_ids
+from nautile.uses.labelled.rows import entity_json
 from nautile.uses.labelled.texts import read_texts, write_rows
 
 if TYPE_CHECKING:
@@ -121,7 +130,7 @@ def extract(job: Job) -> None:
     """Extract a document for each row that has no result yet; publish the valid documents and the refused rows."""
     config = job.part("extract", ExtractConfig)
     _, texts = read_texts(config.texts, job.file_digests[config.texts.path])
-    extractor = Extractor(job.inputs["checkpoint"], config, json.loads(config.json_schema))
+    extractor = extractor_for(job.inputs["checkpoint"], config, json.loads(config.json_schema))
     rows = extractor.run(texts, job.scratch / "rows.jsonl", job.emit)
     out = job.output("extracted")
     # The spans are JSON text in the table, because their number differs by row.
@@ -134,6 +143,74 @@ def extract(job: Job) -> None:
     for name in ("rows", "extracted", "spans", "tokens"):
         job.emit("metric", name=f"extract/{name}", step=0, value=summary[name])
     job.describe("extracted", **summary)
+
+
+class TagExtractor:
+    """Extracts entities with the head of a checkpoint that was tuned on them; nothing is decoded."""
+
+    unconstrained: Sequence[str] = ()
+
+    def __init__(self, folder: Path, config: ExtractConfig, runtime: "Runtime | None" = None) -> None:
+        from nautile.uses.labelled.token_head import TokenTagger  # JAX takes seconds
+
+        self._tagger, self._chunk = TokenTagger(folder, config.slots, runtime), 16 * config.slots
+
+    def run(self, texts: Sequence[str | None], rows_path: Path, emit: Emit = silent) -> list[dict[str, Any]]:
+        """The rows of `Extractor.run`; `tokens` are those of the text. A text that cannot be read whole is refused."""
+        row_file = RowFile(rows_path)
+        known_numbers = {row["number"] for row in row_file.rows}
+        start, answered, tagger = time.monotonic(), 0, self._tagger
+        for first in range(0, len(texts), self._chunk):
+            chunk = list(enumerate(texts[first : first + self._chunk], first + 1))
+            missing = [(number, text) for number, text in chunk if number not in known_numbers]
+            counts = {number: tagger.tokens(text) for number, text in missing if text and text.strip()}
+            whole = [
+                (number, text)
+                for number, text in missing
+                if text and counts.get(number, 0) in range(1, tagger.longest + 1)
+            ]
+            found = dict(
+                zip([number for number, _ in whole], tagger.entities([text for _, text in whole]), strict=True)
+            )
+            row_file.append(
+                _row(
+                    number,
+                    self._extraction(text or "", found.get(number), counts.get(number, 0)),
+                    "",
+                    counts.get(number, 0),
+                )
+                for number, text in missing
+            )
+            answered += len(missing)
+            emit("progress", done=len(row_file.rows), total=len(texts), unit="rows")
+        if answered:
+            emit("metric", name="extract/rows_per_second", step=0, value=answered / (time.monotonic() - start))
+        return [dict(sorted(row.items())) for row in sorted(row_file.rows, key=lambda row: row["number"])]
+
+    def _extraction(self, text: str, found: list[tuple[int, int, str]] | None, tokens: int) -> Extraction:
+        if found is None:
+            if not tokens:
+                return Extraction(None, reason="no_text")
+            return Extraction(None, reason="too_long", detail=f"{tokens} tokens, and {self._tagger.longest} are read")
+        spans = tuple(
+            Span(f"/{number}/text", start, end, text.count(text[start:end]))
+            for number, (start, end, _) in enumerate(found)
+        )
+        return Extraction(entity_json([(text[start:end], kind) for start, end, kind in found]), spans)
+
+
+def extractor_for(
+    folder: Path, config: ExtractConfig, schema: Schema, runtime: "Runtime | None" = None
+) -> "Extractor | TagExtractor":
+    """By the head of a checkpoint that was tuned so, unless the schema is another than that of its entities.
+
+    `runtime`: of the folder, if it is loaded already.
+    """
+    labels = read_label_set(folder)
+    by_head = labels is not None and labels.form == "entities" and labels.method == "head"
+    if by_head and labels is not None and schema == entity_schema(labels.labels):
+        return TagExtractor(folder, config, runtime)
+    return Extractor(folder, config, schema, runtime)
 
 
 def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

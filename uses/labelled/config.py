@@ -176,7 +176,9 @@ class TuneConfig(StartSection):
 
     @model_validator(mode="after")
     def _fits(self) -> "TuneConfig":
-        if self.form != "label" and self.method in ("head", "verbalised"):
+        if self.form == "entities" and self.method == "verbalised":
+            raise ValueError("tune.method 'verbalised' is for labels; form 'entities' needs 'head', 'full' or 'lora'")
+        if self.form in ("chat", "opinions") and self.method in ("head", "verbalised"):
             raise ValueError(f"tune.method {self.method!r} is for labels; form {self.form!r} needs 'full' or 'lora'")
         if self.validation_share + self.test_share >= 1:
             raise ValueError("tune.validation_share and tune.test_share leave no rows to learn from")

@@ -244,8 +244,9 @@ def arm_rows(report: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, ...]
     rows: list[tuple[str, ...]] = []
     # Forms other than labels have a loss before tuning, losses of baselines, and for entities the F1 of spans.
     if report["form"] != "label":
-        before = f"before tuning ({report['unit']})"
-        rows.append((before, MISSING, f"{report['before']['test']:.3f}", MISSING, MISSING))
+        if "before" in report:  # a head has nothing before its tuning
+            before = f"before tuning ({report['unit']})"
+            rows.append((before, MISSING, f"{report['before']['test']:.3f}", MISSING, MISSING))
         for name, value in report.get("baselines", {}).items():
             if name != "covered":
                 loss = MISSING if value is None else f"{value:.3f}"

@@ -30,19 +30,19 @@ from nautile.common.events import Emit, silent
 from nautile.common.files import atomic_path, read_json, write_json
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.data.chat_template import parse_completion
-from nautile.data.label_set import HEAD, LabelSet, save_head, write_label_set
+from nautile.data.label_set import HEAD, Head, LabelSet, save_head, write_label_set
 from nautile.data.retrieval.embedders import Encoder, MiniLM
 from nautile.data.screening.duplicates import text_hash
 from nautile.data.shuffle import permute
 from nautile.data.tokenizer import Tokenizer, tokenizer_for
 from nautile.model.decoding.generate import Generator
 from nautile.model.decoding.sampling import Sampling
-from nautile.model.decoding.scoring import SharedPrefixScorer
+from nautile.model.decoding.scoring import SharedPrefixScorer, token_states
 from nautile.model.layers.common import Params
 from nautile.model.weights.files import save_weights
 from nautile.tasks.reporting.cards import card
 from nautile.uses.labelled.config import TuneConfig
-from nautile.uses.labelled.predictor import fit_head, likelihood_logits, text_features
+from nautile.uses.labelled.predictor import fit_head, likelihood_logits, readable, text_features
 from nautile.uses.labelled.prompts import (
     beginning_ids,
     context_ids,
@@ -54,7 +54,7 @@ from nautile.uses.labelled.prompts import (
     reply_ids,
     with_examples,
 )
-from nautile.uses.labelled.rows import LabelledRow
+from nautile.uses.labelled.rows import LabelledRow, entity_json
 from nautile.uses.labelled.scores import (
     RECALL,
     arm_rows,
@@ -73,6 +73,7 @@ from nautile.uses.labelled.scores import (
     threshold_for_accuracy,
     threshold_for_coverage,
 )
+from nautile.uses.labelled.token_head import tagged, tags_of, token_places
 from nautile.uses.tune.fine_tune import TuningRow, fine_tune, kept_losses, mean_loss, searched_config
 from nautile.uses.tune.splits import Splits
 
@@ -85,6 +86,7 @@ MOST_GENERATED = 200  # test rows whose entities are generated
 TUNING, ROWS = "tuning.json", "rows.parquet"
 PRETRAINED_ON = "The run's own pretraining has read these articles: a figure here says nothing about unseen text."
 MOST_CONFUSED = 10
+NEVER = -1e4  # the logit of a tag that no training row has
 
 
 def baseline(name: str, cache: Path) -> Any:
@@ -438,6 +440,101 @@ def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
     return result
 
 
+def tune_token_head(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
+    """Fit a head for the BIO tags of tokens on the frozen model, for every number of shots and every seed.
+
+    Writes the checkpoint of the head with the lowest validation loss, and returns the report as `tune_replies` does;
+    its baseline is the loss of the tags' shares. Raises `ConfigError` where no training row has an entity.
+    """
+    config, tokenizer = run.config, tokenizer_for(run.tokenizer)
+    kinds = sorted({entity["label"] for row in run.splits.train for entity in json.loads(row.target)})
+    if not kinds:
+        raise ConfigError("tune: no training row has an entity, so there is nothing to learn")
+    labels = LabelSet(form="entities", method="head", labels=tuple(kinds), longest=config.longest)
+    classes, longest = labels.classes, readable(labels, run.model)
+    index = {tag: number for number, tag in enumerate(classes)}
+
+    def read(rows: Sequence[LabelledRow]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Hidden states [tokens, D] and tags [tokens] of the first `longest` tokens of each row."""
+        places = [token_places(tokenizer, row.text) for row in rows]
+        ids = [[tokenizer.end_of_text, *tokens[:longest]] for tokens, _ in places]
+        tags = [tags_of(row.text, row.target, where)[:longest] for row, (_, where) in zip(rows, places, strict=True)]
+        states = token_states(run.params, run.model, ids, ROWS_AT_ONCE)
+        # A kind that no training row has is no class: its tokens are taken for being outside, which counts as wrong.
+        return [
+            (state_SD[1:], np.array([index.get(tag, 0) for tag in row_tags], np.int64))
+            for state_SD, row_tags in zip(states, tags, strict=True)
+        ]
+
+    ordered = asked_rows(run.splits.train, None)
+    tests = asked_rows(run.splits.test, config.most_asked)
+    train = read(ordered)
+    validation, test = (
+        tuple(map(np.concatenate, zip(*read(rows), strict=True)))
+        for rows in (asked_rows(run.splits.validation, config.most_asked), tests)
+    )
+    whole = [row for row in tests if len(tokenizer.encode(row.text.strip())) <= longest]
+    states = partial(token_states, run.params, run.model, rows=ROWS_AT_ONCE)
+    arms: list[dict[str, Any]] = []
+    best: tuple[float, Head, float] | None = None
+    for number, (shots, seed) in enumerate(
+        [(shots, seed) for shots in config.shots for seed in range(config.seeds)], 1
+    ):
+        order = permute(np.arange(len(ordered)), len(ordered), f"shots/{seed}")[: shots or len(ordered)]
+        features_ND, targets_N = (np.concatenate([train[i][part] for i in order]) for part in (0, 1))
+        head = fit_token_head(features_ND, targets_N, len(classes))
+        logits_VC, logits_TC = (head.logits(part[0]) for part in (validation, test))
+        temperature = fit_temperature(logits_VC, validation[1])
+        found = tagged(head, classes, tokenizer, [row.text for row in whole], states)
+        replies: list[str | None] = [
+            entity_json([(row.text[start:end], kind) for start, end, kind in entities])
+            for row, entities in zip(whole, found, strict=True)
+        ]
+        figures = {
+            name: float(-log_softmax(logits / temperature, axis=1)[np.arange(len(targets)), targets].mean())
+            for name, logits, targets in (("validation", logits_VC, validation[1]), ("test", logits_TC, test[1]))
+        }
+        arms.append({"shots": shots, "seed": seed, "rows": len(order), **figures, "spans": span_scores(replies, whole)})
+        if best is None or figures["validation"] < best[0]:
+            best = (figures["validation"], head, temperature)
+        run.emit("progress", done=number, total=len(config.shots) * config.seeds, unit="arms")
+    assert best is not None
+    save_weights(checkpoint, run.params, run.model, run.tokenizer)
+    save_head(checkpoint / HEAD, best[1])
+    write_label_set(checkpoint, labels.model_copy(update={"temperature": best[2]}))
+    every = np.concatenate([tags for _, tags in train])
+    share_C = (np.bincount(every, minlength=len(classes)) + 1) / (len(every) + len(classes))
+    return {
+        "unit": "nats per token",
+        "baselines": {"shares of the tags": float(-np.log(share_C[test[1]]).mean())},
+        "learning_rates": {},
+        "arms": [
+            {
+                "arm": "head",
+                "shots": shots,
+                "seeds": config.seeds,
+                "loss": float(np.mean(losses := [arm["test"] for arm in arms if arm["shots"] == shots])),
+                "low": min(losses),
+                "high": max(losses),
+                "spans": [arm["spans"] for arm in arms if arm["shots"] == shots],
+            }
+            for shots in config.shots
+        ],
+        "chosen": min(arms, key=lambda arm: arm["validation"]),
+    }
+
+
+def fit_token_head(features_ND: np.ndarray, targets_N: np.ndarray, classes: int) -> Head:
+    """`fit_head` for classes of which some have no row here: these are never chosen."""
+    present = np.unique(targets_N)
+    if len(present) < 2:
+        raise ConfigError("tune: the training rows of an arm have no entity; give more shots")
+    fitted = fit_head(features_ND, np.searchsorted(present, targets_N), len(present))
+    head = Head(np.zeros((features_ND.shape[1], classes), np.float32), np.full(classes, NEVER, np.float32))
+    head.weight_DC[:, present], head.bias_C[present] = fitted.weight_DC, fitted.bias_C
+    return head
+
+
 def option_baselines(train: Sequence[LabelledRow], test: Sequence[LabelledRow]) -> dict[str, Any]:
     """Mean KL of the test rows to the uniform distribution, and to the mean of the training rows with the same options.
 
@@ -569,7 +666,7 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
         with atomic_path(folder / ROWS) as temporary:
             pyarrow.parquet.write_table(pyarrow.table(rows), temporary)
     else:
-        report |= tune_replies(run, checkpoint)
+        report |= (tune_token_head if config.method == "head" else tune_replies)(run, checkpoint)
     for shots, losses in report["learning_rates"].items():
         by_rate = ", ".join(f"{rate}: {loss:.3f}" for rate, loss in losses.items())
         best = min(losses, key=losses.__getitem__)

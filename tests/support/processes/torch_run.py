@@ -291,6 +291,11 @@ def main() -> None:
             if "greedy" in reference:
                 results[folder.name]["generation"] = generation(folder, reference)
     results["classifiers"] = classifiers(root / "classifiers", json.loads((root / "texts.json").read_text()))
+    tagger = pipeline(
+        "token-classification", str(root / "tagger" / "export"), trust_remote_code=True, aggregation_strategy="simple"
+    )
+    found = [tagger(text) for text in json.loads((root / "texts.json").read_text())]
+    results["entities"] = [[(part["start"], part["end"], part["entity_group"]) for part in row] for row in found]
     if version == "newest":
         results["training"] = training(root / "relative", root / "training")
         results["harness"] = harness(root / "relative", root / "items.jsonl")
