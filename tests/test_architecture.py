@@ -42,7 +42,7 @@ MODULES_OF_EXTRAS = {
     "pipeline": (),
 }  # fmt: skip
 # Copied into an export, where they import each other and what the project itself never does.
-SHIPPED = {f"{name}_nautile.py" for name in ("cache", "configuration", "modeling")}
+SHIPPED = {f"{name}_nautile.py" for name in ("configuration", "modeling", "tokenization")}
 
 LAYOUT = ROOT / "store" / "layout.py"
 JOINING = ("joinpath", "with_name", "glob", "rglob")

@@ -119,55 +119,6 @@ def gradients(folder, reference):
     return results
 
 
-def classifiers(folder, texts):
-    """Probabilities of each tuned checkpoint under `folder`: by the pipeline, in padded batches, after saving it."""
-    results = {}
-    for path in sorted(path.parent for path in folder.glob("*/export")):
-        classify = pipeline("text-classification", str(path / "export"), trust_remote_code=True, device="cpu")
-        model, tokenizer = classify.model.eval(), classify.tokenizer
-        labels = list(model.config.id2label.values())
-
-        def shares(answers, labels=labels):
-            return [
-                [{part["label"]: part["score"] for part in answer}[label] for label in labels] for answer in answers
-            ]
-
-        rows = {"pipeline": shares(classify(texts, top_k=None))}
-        for side in ("left", "right"):
-            batch = tokenizer(texts, padding=True, padding_side=side, return_tensors="pt")
-            with torch.no_grad():
-                rows[side] = model(**batch).logits.softmax(-1).tolist()
-        results[path.name] = {"shares": rows, "labels": labels}
-        model.train()
-        losses = [model(**batch, labels=torch.full([len(texts)], label)).loss for label in (0, -100)]
-        sum(losses).backward()
-        gradients = [value.grad for value in model.parameters() if value.grad is not None]
-        results[path.name]["losses"] = [float(loss.detach()) for loss in losses]
-        results[path.name]["finite"] = bool(gradients) and all(bool(part.isfinite().all()) for part in gradients)
-        for part in (model.eval(), tokenizer):
-            part.save_pretrained(path / "saved")
-        again = pipeline("text-classification", str(path / "saved"), trust_remote_code=True, device="cpu")
-        rows["saved"] = shares(again(texts, top_k=None))
-        chat = load(path)
-        asked = tokenizer.apply_chat_template(
-            [{"role": "user", "content": "2 + 2"}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
-        )
-        results[path.name]["asked"] = (asked["input_ids"][0] - 1).tolist()
-        results[path.name]["replied"] = chat.generate(**asked, max_new_tokens=2, do_sample=False).shape[1]
-        results[path.name]["refused"] = []
-        for options in ({"text": "a", "text_pair": "b"}, {"text": texts, "truncation": True, "max_length": 3}):
-            try:
-                tokenizer(**options)
-            except ValueError as error:
-                results[path.name]["refused"].append(str(error))
-    # An export of a model that was not tuned takes a new head.
-    fresh = AutoModelForSequenceClassification.from_pretrained(
-        folder.parent / "relative" / "export", trust_remote_code=True, num_labels=3
-    )
-    results["fresh"] = list(fresh(torch.arange(1, 9)[None]).logits.shape)
-    return results
-
-
 def generation(folder, reference):
     """Greedy tokens of a left-padded batch, sampling, streaming, beams and the pipeline."""
     model, tokenizer = load(folder).eval(), AutoTokenizer.from_pretrained(folder / "export", trust_remote_code=True)
@@ -290,12 +241,11 @@ def main() -> None:
             results[folder.name] = {"forward": forward(folder, reference), "gradients": gradients(folder, reference)}
             if "greedy" in reference:
                 results[folder.name]["generation"] = generation(folder, reference)
-    results["classifiers"] = classifiers(root / "classifiers", json.loads((root / "texts.json").read_text()))
-    tagger = pipeline(
-        "token-classification", str(root / "tagger" / "export"), trust_remote_code=True, aggregation_strategy="simple"
+    # An export of a model that was not tuned takes a new head.
+    fresh = AutoModelForSequenceClassification.from_pretrained(
+        root / "relative" / "export", trust_remote_code=True, num_labels=3
     )
-    found = [tagger(text) for text in json.loads((root / "texts.json").read_text())]
-    results["entities"] = [[(part["start"], part["end"], part["entity_group"]) for part in row] for row in found]
+    results["fresh"] = list(fresh(torch.arange(1, 9)[None]).logits.shape)
     if version == "newest":
         results["training"] = training(root / "relative", root / "training")
         results["harness"] = harness(root / "relative", root / "items.jsonl")
