@@ -335,7 +335,7 @@ def _model_index(facts: Facts, publication: Publication) -> list[dict[str, Any]]
                 task_type=TASKS["label"],
                 dataset_type=part["path"] if part["reader"] == "hub" else part["reader"],
                 dataset_name=str(source),
-                dataset_revision=revision,
+                dataset_revision=revision or None,
                 metric_type="accuracy",
                 metric_name="accuracy in percent on the test rows, mean over seeds",
                 metric_value=round(100 * interval["value"], 2),
@@ -559,14 +559,14 @@ def tuning_facts(facts: Facts) -> Facts | None:
     return result
 
 
-def _origin(data: Facts) -> tuple[str | None, str | None, str | None]:
-    """(from, split, revision) of labelled rows. Paths of local files are not published."""
+def _origin(data: Facts) -> tuple[str, str, str]:
+    """(from, split, revision) of labelled rows, "" where there is none. Paths of local files are not published."""
     if data["reader"] == "hub":
         return " ".join(filter(None, (data["path"], data["subset"]))), data["split"], data["revision"]
     if data["reader"] == "labels":
-        return f"labels by a teacher, {data['path'][:19]}", None, None
+        return f"labels by a teacher, {data['path'][:19]}", "", ""
     named = data["reader"] in ("wikipedia_topics", "labelled_sentences")
-    return data["reader"].replace("_", " ") if named else f"a local file ({data['reader']})", None, None
+    return data["reader"].replace("_", " ") if named else f"a local file ({data['reader']})", "", ""
 
 
 def _shots(arm: Facts) -> str:

@@ -205,7 +205,7 @@ def test_a_cost_that_the_ledger_does_not_have_is_not_zero(copied, folder):
         (LabelSet(form="chat", method="full"), "text-generation", "reasons before it answers"),
         (LabelSet(form="label", method="head", labels=("good", "<b>`x`")), "text-classification", "are not calibrated"),
         (LabelSet(form="label", method="head", labels=("a", "b"), temperature=2), "text-classification",
-         "are calibrated on validation rows"),
+         "that they are calibrated is not shown"),
         (LabelSet(form="entities", method="lora", labels=("place",)), "text-generation", "extracting entities"),
     ],
 )  # fmt: skip

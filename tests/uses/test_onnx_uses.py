@@ -1,6 +1,7 @@
 """Labels and documents by an ONNX export: those of the checkpoint that it was made from."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from nautile.model.weights.files import save_weights
 from nautile.uses.extract.stage import Extractor
 from nautile.uses.labelled.config import ExtractConfig
 from nautile.uses.labelled.predictor import LabelPredictor
+from nautile.uses.labelled.token_head import TokenTagger
 from tests.flows.cli.test_chat import nautile  # noqa: F401 - a fixture
 from tests.model.exports.onnx.conftest import MODEL, TOKENIZER, exports, weights  # noqa: F401 - fixtures
 from tests.support.samples.labelled import labelled_records, write_records
@@ -39,6 +41,15 @@ def test_a_head_gives_the_probabilities_of_the_checkpoint(tuned, pooling):
     expected, given = (LabelPredictor(folder, 4, labels).probabilities(TEXTS) for folder in tuned)
     np.testing.assert_allclose(given, expected, atol=2e-5)
     assert len(set(expected.argmax(axis=1).tolist())) > 1
+
+
+def test_a_head_on_tokens_finds_the_entities_of_the_checkpoint(tuned, tmp_path):
+    checkpoint, _ = (shutil.copytree(folder, tmp_path / folder.name) for folder in tuned)
+    write_label_set(checkpoint, LabelSet(form="entities", method="head", labels=("city",), longest=200))
+    export_onnx(checkpoint, tmp_path / "tagger")
+    expected, given = (TokenTagger(folder, 4).entities(TEXTS) for folder in (checkpoint, tmp_path / "tagger"))
+    assert given == expected
+    assert any(expected)
 
 
 @pytest.mark.heavy

@@ -148,7 +148,7 @@ def extract(job: Job) -> None:
 class TagExtractor:
     """Extracts entities with the head of a checkpoint that was tuned on them; nothing is decoded."""
 
-    unconstrained: Sequence[str] = ()
+    unconstrained: None = None
 
     def __init__(self, folder: Path, config: ExtractConfig, runtime: "Runtime | None" = None) -> None:
         from nautile.uses.labelled.token_head import TokenTagger  # JAX takes seconds
@@ -226,9 +226,15 @@ def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def card_of(
-    summary: dict[str, Any], config: ExtractConfig, rows: Sequence[dict[str, Any]], unconstrained: Sequence[str] = ()
+    summary: dict[str, Any],
+    config: ExtractConfig,
+    rows: Sequence[dict[str, Any]],
+    unconstrained: Sequence[str] | None = (),
 ) -> str:
-    """The card as Markdown. `unconstrained`: places in the schema whose strings are only checked, not constrained."""
+    """The card as Markdown. `unconstrained`: places in the schema whose strings are only checked, not constrained.
+
+    None: nothing was decoded, a head has labelled the tokens.
+    """
     outcomes = [("extracted", summary["extracted"])]
     outcomes += [(REASONS[reason], count) for reason, count in summary["refused"].items()]
     shares = [(name, count, f"{100 * count / summary['rows']:.1f} %") for name, count in outcomes]
@@ -238,10 +244,13 @@ def card_of(
     if unconstrained:
         places = ", ".join(f"`{markdown_text(place)}`" for place in unconstrained)
         constrained += f", except at {places} of the schema, which is only checked"
+    how = f"Strings that are parts of the text: {config.spans}. {constrained}."
+    if unconstrained is None:
+        how = "They are those that a head on the tokens of the text has found; nothing was decoded."
     parts = [
         "# Extraction",
         f"{summary['rows']:,} rows, {summary['spans']:,} spans found in their texts, {summary['tokens']:,} tokens. "
-        f"Strings that are parts of the text: {config.spans}. {constrained}. A document is as good "
+        f"{how} A document is as good "
         "as the model that wrote it: it is valid by the schema and its spans occur in the text, but whether it states "
         "what the text states is not known.",
         markdown_table(("outcome", "rows", "share"), shares),
