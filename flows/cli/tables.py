@@ -102,6 +102,16 @@ def file_table(paths: list[str]) -> Table:
 
 def how_to_try(format_: str, out: Path) -> str:
     """A line with the commands that use an export; "" for a format that needs programs of the user's own."""
+    from nautile.data.label_set import read_label_set  # numpy takes a quarter of a second
+
+    labels = read_label_set(out)
+    if format_ == "onnx" and labels is not None and labels.classes:
+        use = "classify" if labels.form == "label" else "extract"
+        added = shell_command("nautile", "store", "add", out, "--kind", "export")
+        return f"use it: `{added}`, then `nautile {use} ID TABLE --runtime onnx` with the id shown\n"
+    if format_ == "transformers" and labels is not None and labels.classes:
+        task = "text-classification" if labels.form == "label" else "token-classification"
+        return f"use it: pipeline({task!r}, {str(out)!r}, trust_remote_code=True)\n"
     if format_ == "onnx":
         commands = shell_command("nautile", "chat", out, "--runtime", "onnx"), shell_command("python", out / "chat.py")
         return "try it: `{}`, or without this project `{}`\n".format(*commands)

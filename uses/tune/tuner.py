@@ -444,7 +444,9 @@ def tune_token_head(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
     """Fit a head for the BIO tags of tokens on the frozen model, for every number of shots and every seed.
 
     Writes the checkpoint of the head with the lowest validation loss, and returns the report as `tune_replies` does;
-    its baseline is the loss of the tags' shares. Raises `ConfigError` where no training row has an entity.
+    its baseline is the loss of the tags' shares. Between arms nothing is stored, because the states of all tokens,
+    which take the longest, are in memory: a killed run begins again. Raises `ConfigError` where no training row has an
+    entity.
     """
     config, tokenizer = run.config, tokenizer_for(run.tokenizer)
     kinds = sorted({entity["label"] for row in run.splits.train for entity in json.loads(row.target)})
@@ -473,7 +475,8 @@ def tune_token_head(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
         tuple(map(np.concatenate, zip(*read(rows), strict=True)))
         for rows in (asked_rows(run.splits.validation, config.most_asked), tests)
     )
-    whole = [row for row in tests if len(tokenizer.encode(row.text.strip())) <= longest]
+    # Of a text that cannot be read whole no entity is found, as in `extract`; its entities count as missed.
+    whole = [number for number, row in enumerate(tests) if len(tokenizer.encode(row.text.strip())) <= longest]
     states = partial(token_states, run.params, run.model, rows=ROWS_AT_ONCE)
     arms: list[dict[str, Any]] = []
     best: tuple[float, Head, float] | None = None
@@ -485,16 +488,15 @@ def tune_token_head(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
         head = fit_token_head(features_ND, targets_N, len(classes))
         logits_VC, logits_TC = (head.logits(part[0]) for part in (validation, test))
         temperature = fit_temperature(logits_VC, validation[1])
-        found = tagged(head, classes, tokenizer, [row.text for row in whole], states)
-        replies: list[str | None] = [
-            entity_json([(row.text[start:end], kind) for start, end, kind in entities])
-            for row, entities in zip(whole, found, strict=True)
-        ]
+        found = tagged(head, classes, tokenizer, [tests[i].text for i in whole], states)
+        replies: list[str | None] = [None] * len(tests)
+        for i, entities in zip(whole, found, strict=True):
+            replies[i] = entity_json([(tests[i].text[start:end], kind) for start, end, kind in entities])
         figures = {
             name: float(-log_softmax(logits / temperature, axis=1)[np.arange(len(targets)), targets].mean())
             for name, logits, targets in (("validation", logits_VC, validation[1]), ("test", logits_TC, test[1]))
         }
-        arms.append({"shots": shots, "seed": seed, "rows": len(order), **figures, "spans": span_scores(replies, whole)})
+        arms.append({"shots": shots, "seed": seed, "rows": len(order), **figures, "spans": span_scores(replies, tests)})
         if best is None or figures["validation"] < best[0]:
             best = (figures["validation"], head, temperature)
         run.emit("progress", done=number, total=len(config.shots) * config.seeds, unit="arms")

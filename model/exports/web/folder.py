@@ -46,31 +46,29 @@ def export_web(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
             f"--format web: {checkpoint} labels the tokens of a text, for which there is no page; use --format "
             "transformers or nautile"
         )
-    classifies = labels is not None and bool(labels.classes)
+    model, tokenizer_config = read_config(checkpoint / CONFIG)
+    tokenizer = tokenizer_for(tokenizer_config)
+    # Computed here, so that nothing is written of a classifier that cannot be read.
+    classifier = _classifier(checkpoint, labels, tokenizer, model) if labels and labels.classes else None
     with tempfile.TemporaryDirectory() as scratch:
         exported = Path(scratch) / "onnx"
         export_onnx(checkpoint, exported, bits)
         archive = fetch_runtime()
         out.mkdir(parents=True, exist_ok=True)
         digests = read_digests(exported)
-        graphs = (PROMPT, WEIGHTS) if classifies else (PROMPT, STEP, WEIGHTS)
+        graphs = (PROMPT, WEIGHTS) if classifier else (PROMPT, STEP, WEIGHTS)
         for name in graphs:
             shutil.move(exported / name, out / name)
-        model, tokenizer_config = read_config(exported / CONFIG)
     with tarfile.open(archive) as package:
         for name in RUNTIME:
             source = package.extractfile(f"package/dist/{name}")
             assert source is not None  # the archive has the expected digest
             (out / name).write_bytes(source.read())
-    files = {**dict(zip(COMMON, COMMON, strict=True)), **(CLASSIFIER if classifies else CHAT)}
+    files = {**dict(zip(COMMON, COMMON, strict=True)), **(CLASSIFIER if classifier else CHAT)}
     for name, source_name in files.items():
         shutil.copyfile(Path(__file__).parent / source_name, out / name)
-    tokenizer = tokenizer_for(tokenizer_config)
     settings = {**_tokens(tokenizer), "context": model.context}
-    if classifies and labels is not None:
-        settings["classifier"] = _classifier(checkpoint, labels, tokenizer, model)
-    else:
-        settings |= _chat(tokenizer, model.context)
+    settings |= {"classifier": classifier} if classifier else _chat(tokenizer, model.context)
     write_text(out / "settings.json", json.dumps(settings, ensure_ascii=False) + "\n")
     write_digests(out, {name: digests[name] for name in graphs})
     return sorted(out.iterdir())

@@ -16,6 +16,7 @@ from nautile.configs.model import TokenizerConfig
 from nautile.data.bpe_training import byte_letters
 from nautile.data.label_set import HEAD, LABELS, Head, LabelSet, read_label_set, save_head, write_label_set
 from nautile.data.tokenizer import tokenizer_for
+from nautile.flows.cli.tables import how_to_try
 from nautile.model.exports.formats import FORMATS, export_nautile
 from nautile.model.exports.tokenizer_files import tokenizer_json
 from nautile.model.nautile import initialise
@@ -127,7 +128,7 @@ def test_a_classifier_keeps_its_labels_and_its_head(classifier, tmp_path):
     assert (tmp_path / "out" / HEAD).read_bytes() == (classifier / HEAD).read_bytes()
 
 
-@pytest.mark.parametrize("format_", ["transformers"])
+@pytest.mark.parametrize("format_", ["transformers", "web"])
 def test_a_head_that_does_not_fit_is_refused_before_anything_is_written(classifier, tmp_path, format_):
     with pytest.raises(ConfigError, match=r"head.safetensors: cannot be read as the head of a classifier"):
         FORMATS[format_](classifier, tmp_path / "out")
@@ -142,6 +143,7 @@ def test_a_head_goes_to_transformers_and_back(classifier, tmp_path):
     names = {path.name for path in FORMATS["transformers"](classifier, exported)}
     assert {LABELS, "tokenization_nautile.py"} <= names
     assert HEAD not in names  # it is among the tensors, as every program for transformers expects
+    assert "pipeline('text-classification'" in how_to_try("transformers", exported)
     settings = json.loads((exported / "config.json").read_text())
     assert settings["id2label"] == {"0": "yes", "1": "no"}
     import_weights(exported, tmp_path / "back", tiny_config(), TOKENIZER)
