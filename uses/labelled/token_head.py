@@ -76,7 +76,7 @@ class TokenTagger:
     `runtime`: of the folder, if it is loaded already.
     """
 
-    def __init__(self, folder: Path, rows: int, runtime: Runtime | None = None) -> None:
+    def __init__(self, folder: Path, rows: int, runtime: "Runtime | None" = None) -> None:
         labels = read_label_set(folder)
         if labels is None or labels.form != "entities" or labels.method != "head":
             raise ConfigError(f"{folder}: has no head for entities; `nautile tune` with `form` and `method` makes one")
