@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 _STATEMENT = re.compile(r"(-?\d+) ([-+*]) (-?\d+) = (-?\d+)")
 # Processor seconds of an execution: the cores in use, measured every few seconds, times the time since the measurement
 # before.
-_PROCESSOR = """
+PROCESSOR = """
 SELECT sum(value * seconds) AS seconds FROM (
   SELECT value, step - coalesce(lag(step) OVER (ORDER BY step), 0) AS seconds FROM metrics
   WHERE name = 'system/cpu_cores' AND execution = ?
@@ -97,7 +97,7 @@ def read_figures(store: Store, record: Mapping[str, list], table: FactTable) -> 
             if evaluation is None or checkpoint is None:  # not finished yet
                 continue
             rows = read_rows(evaluation.path / "rows.jsonl")
-            (processor,) = catalog.query(_PROCESSOR, (checkpoint.recorded_execution,))
+            (processor,) = catalog.query(PROCESSOR, (checkpoint.recorded_execution,))
             factors = tuple(row["value"] for row in catalog.query(_FACTOR, (checkpoint.recorded_execution,)))
             figures[run["arm"]][stage][run["seed"]] = StageFigures(
                 **figures_of(rows, table), processor_seconds=processor["seconds"], factors=factors

@@ -1,0 +1,361 @@
+"""Does the gradient balance help, or any smaller weight on the negatives, or more training? Rates, then arms by seed.
+
+    python bench/studies/reinforce.py rates|arms|report [--seeds 1 2] [--store .nautile/reinforce]
+        [--results bench/studies/results/reinforce.json]
+
+Each cell is a run of `nautile sweep` (bench/studies/reinforce.toml), which resumes after a stop. Finished cells are
+kept in the results file; a later machine without the store goes on from it and repeats none of them. A seed draws the
+text, its table of wrong facts, the weights, the problems of training and the samples; the test problems are the same
+for all.
+
+Decided before any cell ran (docs/results/rl.md has the outcome):
+
+1. Rate. Plain and balanced over the group, at 1e-4, 2e-4 and 4e-4, seeds 1 and 2, 150 updates. A cell counts by its
+   greedy accuracy on 1,000 problems of the guard split, the mean of the readings after 100 and 150 updates. All arms of
+   policy gradients have one rate, that with the highest mean over both arms and seeds. If it is at an end of the grid,
+   one rate more is run beyond that end, by a factor of two, and the choice is made among the four. No test problem
+   enters the choice. If the best rate of plain alone is another and plain gains two points or more by it, the page says
+   so beside every comparison with plain. Self-distillation and supervised training keep the default run's rates.
+2. Dose control. Objective "constant" with the weight that is the median of the balance's factor over all groups and
+   updates of the two balanced cells of the chosen rate, rounded to two decimals.
+3. Primary contrast: balanced over the group against its dose control, mean@8 at temperature 1 on 4,000 fixed problems
+   after 300 updates, over ten seeds, paired, by Student's t (`evals.scoring.over_seeds`). Smallest effect of interest:
+   one point. The balance helps if the interval is above 0, hurts if it is below 0, makes no difference that matters if
+   the interval lies within one point of 0, and else the question is open. With fewer than five seeds there is no
+   verdict.
+4. Secondary, one family corrected by Holm: each other arm's lead over plain in mean@8. Greedy accuracy, pass@8, the
+   length of the update, the factor, entropy, lengths by sign and the share of live groups are shown and not tested.
+5. All arms of a seed run before the next seed begins, so that a stop leaves whole seeds. Whatever has not run is said.
+"""
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench.measure import argument_parser
+from bench.studies.ladder import PROCESSOR
+from nautile.common.files import read_json, write_json
+from nautile.common.text import markdown_table
+from nautile.evals.benchmarks.stand_ins import HELD_OUT
+from nautile.evals.scoring.intervals import holm
+from nautile.evals.scoring.over_seeds import lead, summary
+from nautile.store.artifacts import Artifact, Store
+from nautile.store.catalog import Catalog
+
+ROOT = Path(__file__).parents[2]
+RATES = (1e-4, 2e-4, 4e-4)
+RATE_SEEDS = (1, 2)
+RATE_STEPS, READINGS = 150, (100, 150)  # updates; those after which the guard's readings count
+PROBLEMS, SAMPLES = 4000, 8
+LEAST_SEEDS, SMALLEST_EFFECT = 5, 0.01
+GROUP = ('reason.objective="balanced"', 'reason.balance_over="group"')
+RATE_ARMS = {"plain": ('reason.objective="plain"',), "balanced over the group": GROUP}
+PLAIN, PRIMARY, CONTROL, SUPERVISED = "plain", "balanced over the group", "constant at the median factor", "supervised"
+# Positions of more text for about the processor time of 300 updates; its rate begins far below that of the start's.
+SUPERVISED_ARM = (
+    'pretrain.phases=[{name = "synth", tokens = 1600000, mixture = {synth = 1.0}}]',
+    "pretrain.optimizer.learning_rate=1e-3",
+)
+
+Cell = dict[str, Any]
+
+
+def policy_arms(dose: float) -> dict[str, tuple[str, ...]]:
+    """The arms of policy gradients: name -> settings. `dose`: the weight of the control."""
+    return {
+        PRIMARY: GROUP,
+        CONTROL: ('reason.objective="constant"', f"reason.negative_weight={dose}"),
+        PLAIN: RATE_ARMS["plain"],
+        "positives alone": ('reason.objective="positives"',),
+        "constant 0.5": ('reason.objective="constant"', "reason.negative_weight=0.5"),
+        "balanced over the step": ('reason.objective="balanced"', 'reason.balance_over="step"'),
+    }
+
+
+TRACE_ARMS = {"self-distillation": (), "self-distillation, unweighted": ('self_distill.weights="ones"',)}
+
+
+def sweep_text(seed: int, shared: Sequence[str], arms: Mapping[str, Sequence[str]], until: str) -> str:
+    """The sweep file of a seed's arms. An arm of `TRACE_ARMS` ends with its own evaluation."""
+    settings = [f"seed={seed}", *(f"ingest.sources.1.tasks.{n}.slips.seed={seed}" for n in (0, 1)), *shared]
+    lines = [f'config = "{ROOT}/bench/studies/reinforce.toml"', f'until = "{until}"', f"set = {_toml(settings)}"]
+    for name, own in arms.items():
+        lines += ["", "[[arms]]", f'name = "{name}"', f"set = {_toml(own)}"]
+        lines += ['after = "self_distill"'] if name in TRACE_ARMS else []
+    return "\n".join(lines) + "\n"
+
+
+def _toml(settings: Sequence[str]) -> str:
+    return "[" + ", ".join(f"'{setting}'" for setting in settings) + "]"
+
+
+def sweep(store: Store, name: str, text: str) -> list[Mapping[str, Any]]:
+    """Run a sweep to its end; returns the runs of its record."""
+    store.root.mkdir(parents=True, exist_ok=True)
+    file = store.root / f"{name}.toml"
+    file.write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "nautile.flows.cli.main", "sweep", file, "--yes", "--parallel", "1"]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"NAUTILE_STORE": str(store.root)}, check=True)
+    runs: list[Mapping[str, Any]] = read_json(store.sweeps / f"{name}.json")["runs"]
+    return runs
+
+
+def read_cell(store: Store, run: Mapping[str, Any], stage: str, **about: Any) -> Cell:
+    """The figures of a finished run: of the checkpoint of `stage`, its metrics and its evaluation."""
+    keys = {step["label"]: step["key"] for step in run["steps"]}
+    checkpoint, evaluation = store.find("checkpoint", keys[stage]), store.find("evaluation", keys[f"evaluate:{stage}"])
+    if checkpoint is None or evaluation is None:
+        raise SystemExit(f"{run['name']} has not finished: start the same command again")
+    facts, scores = checkpoint.manifest["facts"], read_json(evaluation.path / "scores.json")
+    kept = ("guard", "balance_factor", "distance", "updates", "groups", "no_signal", "refilled", "rounds")
+    return {
+        **about,
+        "facts": {name: facts[name] for name in kept if name in facts},
+        "metrics": metrics_of(store, checkpoint),
+        "greedy": scores["benchmarks"].get(HELD_OUT),
+        "sampled": scores.get("sampled", {}).get(HELD_OUT),
+    }
+
+
+def metrics_of(store: Store, checkpoint: Artifact) -> dict[str, Any]:
+    """Means over the first and the last tenth of the steps of each metric, and the processor seconds of the step."""
+    catalog = Catalog(store)
+    catalog.ingest()
+    execution = checkpoint.recorded_execution
+    values: dict[str, list[float]] = defaultdict(list)
+    query = "SELECT name, value FROM metrics WHERE execution = ? AND NOT starts_with(name, 'system/') ORDER BY step"
+    for row in catalog.query(query, (execution,)):
+        values[row["name"]].append(row["value"])
+    (processor,) = catalog.query(PROCESSOR, (execution,))
+    means = {
+        name: [round(fmean(part), 6) for part in (series[: len(series) // 10 + 1], series[-(len(series) // 10 + 1) :])]
+        for name, series in values.items()
+    }
+    return {"processor_seconds": processor["seconds"], **means}
+
+
+def run_rates(store: Store, cells: list[Cell], file: Path, seeds: Sequence[int]) -> None:
+    """Run the cells of rule 1 that are missing, and one rate more if the best is at an end of the grid."""
+    rates = list(RATES)
+    while True:
+        for seed in seeds:
+            known = {(c["arm"], c["rate"]) for c in cells if c["phase"] == "rates" and c["seed"] == seed}
+            missing = [(arm, rate) for rate in rates for arm in RATE_ARMS if (arm, rate) not in known]
+            arms = {f"{arm} {rate:g}": (*RATE_ARMS[arm], _rate(rate)) for arm, rate in missing}
+            shared = [
+                f"reason.policy.steps={RATE_STEPS}",
+                "reason.policy.guard_every=50",
+                "reason.policy.guard_problems=1000",
+                "evaluate.held_out.count=16",
+            ]
+            if not arms:
+                continue
+            runs = sweep(store, f"rates-{seed}-{len(rates)}", sweep_text(seed, shared, arms, "evaluate:reason"))
+            for run, (arm, rate) in zip(runs, missing, strict=True):
+                cells.append(read_cell(store, run, "reason", phase="rates", arm=arm, rate=rate, seed=seed))
+            save(file, cells)
+        best = best_rate(cells)
+        further = best / 2 if best == min(rates) else best * 2 if best == max(rates) else None
+        if further is None or len(rates) > len(RATES) or set(seeds) != set(RATE_SEEDS):
+            return
+        rates.append(further)
+
+
+def _rate(rate: float) -> str:
+    return f"reason.policy.optimizer.learning_rate={rate}"
+
+
+def guard_accuracy(cell: Cell) -> float:
+    """The accuracy on the guard's problems by which rule 1 counts a cell."""
+    return fmean(row["correct"] / row["n"] for row in cell["facts"]["guard"] if row["step"] in READINGS)
+
+
+def by_rate(cells: Sequence[Cell], arms: Sequence[str] = tuple(RATE_ARMS)) -> dict[float, float]:
+    """Rate -> mean accuracy on the guard's problems over the arms and seeds."""
+    values: dict[float, list[float]] = defaultdict(list)
+    for cell in cells:
+        if cell["phase"] == "rates" and cell["arm"] in arms:
+            values[cell["rate"]].append(guard_accuracy(cell))
+    return {rate: fmean(values[rate]) for rate in sorted(values)}
+
+
+def best_rate(cells: Sequence[Cell]) -> float:
+    """The rate of rule 1."""
+    rates = by_rate(cells)
+    return max(rates, key=lambda rate: rates[rate])
+
+
+def dose(cells: Sequence[Cell]) -> float:
+    """The weight of rule 2. Both seeds have as many groups, so the median of all is near the mean of their medians."""
+    rate = best_rate(cells)
+    chosen = [c for c in cells if c["phase"] == "rates" and c["arm"] == PRIMARY and c["rate"] == rate]
+    return round(fmean(cell["facts"]["balance_factor"]["median"] for cell in chosen), 2)
+
+
+def run_arms(store: Store, cells: list[Cell], file: Path, seeds: Sequence[int]) -> None:
+    """Run all arms of each seed that has not all of them yet."""
+    shared = [_rate(best_rate(cells)), f"evaluate.samples={SAMPLES}", f"evaluate.held_out.count={PROBLEMS}"]
+    arms = policy_arms(dose(cells))
+    for seed in seeds:
+        known = {cell["arm"] for cell in cells if cell["phase"] == "arms" and cell["seed"] == seed}
+        if known >= {*arms, *TRACE_ARMS, SUPERVISED}:
+            continue
+        about = {"phase": "arms", "seed": seed}
+        runs = sweep(store, f"arms-{seed}", sweep_text(seed, shared, {**arms, **TRACE_ARMS}, "evaluate:reason"))
+        found = [read_cell(store, runs[0], "pretrain", arm="the start", **about)]
+        for run in runs:
+            stage = "self_distill" if run["arm"] in TRACE_ARMS else "reason"
+            found.append(read_cell(store, run, stage, arm=run["arm"], **about))
+        start = next(step["key"] for step in runs[0]["steps"] if step["label"] == "pretrain")
+        more = {SUPERVISED: (*SUPERVISED_ARM, f'pretrain.start="checkpoint/{start}"')}
+        (run,) = sweep(store, f"supervised-{seed}", sweep_text(seed, shared, more, "evaluate:pretrain"))
+        found.append(read_cell(store, run, "pretrain", arm=SUPERVISED, **about))
+        cells[:] = [cell for cell in cells if (cell["phase"], cell["seed"]) != ("arms", seed)] + found
+        save(file, cells)
+
+
+def save(file: Path, cells: Sequence[Cell]) -> None:
+    """Write the results file: one cell a line, so that a later version's difference shows the cells that are new."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, {"cells": list(cells)})
+
+
+def markdown(cells: Sequence[Cell]) -> str:
+    """The tables of the page: the rates, the arms over their seeds, and the primary contrast with its verdict."""
+    parts = [rates_table(cells)] if any(cell["phase"] == "rates" for cell in cells) else []
+    if arms := [cell for cell in cells if cell["phase"] == "arms"]:
+        parts += [arms_table(arms), primary(arms)]
+    return "\n\n".join(parts) or "no cell has run"
+
+
+def rates_table(cells: Sequence[Cell]) -> str:
+    """Rule 1: accuracy on the guard's problems by rate and arm, a column for each seed."""
+    chosen = [cell for cell in cells if cell["phase"] == "rates"]
+    seeds = sorted({cell["seed"] for cell in chosen})
+    rows = []
+    for arm in RATE_ARMS:
+        for rate in sorted({cell["rate"] for cell in chosen}):
+            own = {cell["seed"]: guard_accuracy(cell) for cell in chosen if (cell["arm"], cell["rate"]) == (arm, rate)}
+            if own:
+                mean = _percent(fmean(own.values()))
+                rows.append([arm, f"{rate:g}", *(_percent(own.get(seed)) for seed in seeds), mean])
+    table = markdown_table(["arm", "rate", *(f"seed {seed}" for seed in seeds), "mean"], rows)
+    return f"{table}\n\nThe rate is {best_rate(cells):g}; the dose control's weight, its median factor, {dose(cells)}."
+
+
+def values_of(cells: Sequence[Cell], arm: str, figure: str) -> dict[int, float]:
+    """Seed -> "mean", "pass" or "greedy" accuracy of an arm; a cell that lacks it is left out."""
+    found: dict[int, float] = {}
+    for cell in cells:
+        if cell["arm"] != arm:
+            continue
+        score = cell["greedy"] if figure == "greedy" else cell["sampled"]
+        value = score and (score["accuracy"] if figure in ("greedy", "mean") else score["pass_at"].get(str(SAMPLES)))
+        if value is not None:
+            found[cell["seed"]] = value if isinstance(value, float) else value["accuracy"]
+    return found
+
+
+def arms_table(cells: Sequence[Cell]) -> str:
+    """A row for each arm: its accuracies over seeds, its lead over plain, and what was seen of its updates."""
+    names = list(dict.fromkeys(cell["arm"] for cell in cells))
+    plain = values_of(cells, PLAIN, "mean")
+    tested = [
+        name for name in names if name not in (PLAIN, "the start") and set(values_of(cells, name, "mean")) & set(plain)
+    ]
+    leads = {name: lead(plain, values_of(cells, name, "mean"), len(tested), PROBLEMS) for name in tested}
+    ps = {name: test.p for name, test in leads.items() if test.p is not None}
+    corrected = holm(ps)
+    rows = []
+    for name in names:
+        own = [cell for cell in cells if cell["arm"] == name]
+        cell_texts = [_over_seeds(values_of(cells, name, figure)) for figure in ("mean", "greedy", "pass")]
+        test = leads.get(name)
+        cell_texts.append("" if test is None else _points(test.lead, test.low, test.high))
+        cell_texts.append(f"{corrected[name]:.2g}" if name in corrected else "")
+        cell_texts.append(_mean([cell["facts"].get("distance") for cell in own], "{:.2f}"))
+        for metric in ("entropy", "length_positive", "length_negative", "live_share"):
+            cell_texts.append(_mean([cell["metrics"].get(metric, [None])[-1] for cell in own], "{:.2f}"))
+        cell_texts.append(_mean([cell["metrics"]["processor_seconds"] for cell in own], "{:.0f}"))
+        rows.append([name, str(len(own)), *cell_texts])
+    heads = ["arm", "seeds", "mean@8", "greedy", "pass@8", "over plain, mean@8", "p, Holm", "‖Δθ‖", "entropy",
+             "length of A > 0", "of A < 0", "live groups", "processor s"]  # fmt: skip
+    factors = [
+        f"{name}, seed {cell['seed']}: "
+        + " ".join(f"{value:.2f}" for value in cell["facts"]["balance_factor"]["deciles"])
+        for name in names
+        for cell in cells
+        if cell["arm"] == name and "deciles" in cell["facts"].get("balance_factor", {})
+    ]
+    lines = [
+        "",
+        "Deciles of the factor over groups and updates (10 % to 90 %):",
+        "",
+        *(f"- {line}" for line in factors),
+    ]
+    return markdown_table(heads, rows) + "\n" + "\n".join(lines if factors else [])
+
+
+def primary(cells: Sequence[Cell]) -> str:
+    """Rule 3: the primary contrast in words, with its verdict if there are enough seeds."""
+    first, other = values_of(cells, CONTROL, "mean"), values_of(cells, PRIMARY, "mean")
+    if not set(first) & set(other):
+        return "The primary contrast has not run."
+    test = lead(first, other, 1, PROBLEMS)
+    text = (
+        f"{PRIMARY} over {CONTROL}: {_points(test.lead, test.low, test.high)} points of mean@8, {len(test.seeds)} seeds"
+    )
+    text += "" if test.detectable is None else f"; so many seeds find {100 * test.detectable:.1f} points"
+    if len(test.seeds) < LEAST_SEEDS or test.low is None or test.high is None:
+        return f"{text}. No verdict: fewer than {LEAST_SEEDS} seeds."
+    if test.low > 0 or test.high < 0:
+        return f"{text}. The balance {'helps' if test.low > 0 else 'hurts'}."
+    if max(-test.low, test.high) < SMALLEST_EFFECT:
+        return f"{text}. The balance makes no difference that matters."
+    return f"{text}. Open."
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f}"
+
+
+def _over_seeds(values: Mapping[int, float]) -> str:
+    if not values:
+        return "–"
+    found = summary(values)
+    interval = "" if found.low is None or found.high is None else f" [{100 * found.low:.1f}, {100 * found.high:.1f}]"
+    return f"{_percent(found.mean)}{interval}"
+
+
+def _points(value: float, low: float | None, high: float | None) -> str:
+    interval = "" if low is None or high is None else f" [{100 * low:+.1f}, {100 * high:+.1f}]"
+    return f"{100 * value:+.1f}{interval}"
+
+
+def _mean(values: Sequence[float | None], form: str) -> str:
+    known = [value for value in values if value is not None]
+    return form.format(fmean(known)) if known else "–"
+
+
+def main() -> None:
+    results = Path("bench/studies/results/reinforce.json")
+    parser = argument_parser(__doc__, seeds=list(range(1, 11)), store=Path(".nautile/reinforce"), results=results)
+    parser.add_argument("phase", choices=("rates", "arms", "report"))
+    arguments = parser.parse_args()
+    store, cells = Store(arguments.store.absolute()), (read_json(arguments.results) or {"cells": []})["cells"]
+    if arguments.phase == "rates":
+        run_rates(store, cells, arguments.results, [seed for seed in arguments.seeds if seed in RATE_SEEDS])
+    elif arguments.phase == "arms":
+        run_arms(store, cells, arguments.results, arguments.seeds)
+    print(markdown(cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()
