@@ -111,6 +111,7 @@ class Learner:
         self._sampling, self._synced_at = self.trained, 0
         self.skipped = SkippedUpdates(config.skip_limit, "policy")
         self.tokens, self.seconds = 0, 0.0
+        self.factors: list[float] = []  # on g-, of the last pass: one for each group, or one for the step
         shardings, whole = self.program.shardings, replicated(mesh)
         self._add_balanced_group = jax.jit(self._add_balanced, donate_argnums=0, out_shardings=(shardings, whole))
         outs = (shardings, self.program.state_shardings, whole)
@@ -200,6 +201,8 @@ class Learner:
         for name in host_norms[0] if host_norms else ():
             finite_norms = [norms[name] for norms in host_norms if np.isfinite(norms[name])]
             values[name] = float(np.mean(finite_norms or [np.nan]))
+        factors = [norms["balance_factor"] for norms in host_norms or [values] if "balance_factor" in norms]
+        self.factors = [float(factor) for factor in factors if np.isfinite(factor)]
         finite = {name: float(value) for name, value in values.items() if np.isfinite(value)}
         return finite | {"skipped_updates": float(self.skipped.total)}
 

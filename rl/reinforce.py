@@ -110,8 +110,10 @@ class GroupDraw:
             uses += [self._classify(group, is_mastered) for group, is_mastered in zip(groups, mastered, strict=True)]
             live_groups = [group for group, use in zip(all_groups, uses, strict=True) if use == "live"]
             self.totals["refilled"] += missing if attempt else 0
-        self.totals["missing"] += target - len(live_groups)
-        return live_groups, all_groups, group_metrics(all_groups, uses)
+        lacking = target - len(live_groups)
+        self.totals["missing"] += lacking
+        replaced = {"refilled": float(len(all_groups) - target), "missing_groups": float(lacking)}
+        return live_groups, all_groups, group_metrics(all_groups, uses) | replaced
 
     def _score(self, groups: Sequence[Group]) -> list[bool]:
         """Score the groups on the first process and share the rewards with all; returns which groups are mastered."""
@@ -180,6 +182,7 @@ def group_metrics(groups: Sequence[Group], uses: Sequence[Use]) -> dict[str, flo
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     metrics = {
+        "live_share": uses.count("live") / len(groups),
         "zero_signal_share": uses.count("no_signal") / len(groups),
         "mastered_share": uses.count("mastered") / len(groups),
         "dropped_share": uses.count("dropped") / len(groups),
@@ -188,6 +191,10 @@ def group_metrics(groups: Sequence[Group], uses: Sequence[Use]) -> dict[str, flo
         "length": float(np.mean([len(rollout.ids) for rollout in rollouts])),
         "finished_thinking_share": sum(r.reply.finished_thinking for r in rollouts) / len(rollouts),
     }
+    trained = [r for group, use in zip(groups, uses, strict=True) if use == "live" for r in group.trained()]
+    for name, sign in (("length_positive", 1), ("length_negative", -1)):
+        if lengths := [len(r.ids) for r in trained if sign * (r.advantage or 0.0) > 0]:
+            metrics[name] = float(np.mean(lengths))
     if rewards:
         metrics |= {"reward": float(np.mean(rewards)), "reward_deviation": float(np.std(rewards))}
     for name in sorted({name for rollout in rollouts for name in rollout.parts}):
@@ -406,7 +413,7 @@ class _Run:
             self.guard = Guard(self.inputs, config.rollout, config.work / "best", self.mesh)
         self.success = SuccessRate("reason", config.least_success)
         self.step = 0
-        self.factors: list[float] = []  # of g-, by step: where it depends on norms, the mean over the groups of a step
+        self.factors: list[float] = []  # on g-, of all steps: of each group, where a group is balanced by itself
 
     def run(self, stop_requested: StopRequested) -> tuple[Params, dict[str, Any]]:
         """Run the remaining steps; returns the unsharded parameters, in the memory of every process, and facts."""
@@ -427,9 +434,10 @@ class _Run:
             self.success.add(len(drawn_groups), verdicts, last=self.step + 1 == steps)
             metrics |= self.learner.update(live_groups, len(drawn_groups))
             self.step += 1
-            if "balance_factor" in metrics:
-                self.factors.append(metrics["balance_factor"])
+            # Few digits, since a checkpoint has them all.
+            self.factors += [float(f"{factor:.4g}") for factor in self.learner.factors] if live_groups else []
             counts = {name: count - before[name] for name, count in self.groups.totals.items()}
+            self._warn_of_empty_groups(before["groups"])
             self._report(metrics, "" if live_groups else without_update(counts))
             self._read_guard()
             # Asked in every step by every process, in the same order, because the answer is agreed on by all.
@@ -463,11 +471,38 @@ class _Run:
         elif self.factors and self.config.balance and self.config.balance.objective.by_norms:
             least, middle, most = min(self.factors), statistics.median(self.factors), max(self.factors)
             amplified = sum(factor > 1 for factor in self.factors) / len(self.factors)
-            facts["balance_factor"] = {"min": least, "median": middle, "max": most, "above_one": amplified}
+            facts["balance_factor"] = {
+                "min": least,
+                "median": middle,
+                "max": most,
+                "above_one": amplified,
+                "deciles": np.quantile(self.factors, np.arange(1, 10) / 10).tolist(),
+            }
             note = f"factor on g- {least:.2f} to {most:.2f}, median {middle:.2f}"
         if note:
             self.emit("progress", done=self.step, total=self.config.policy.steps, unit="steps", note=note)
         return facts
+
+    def _warn_of_empty_groups(self, before: int) -> None:
+        """Say once that most groups teach nothing: when the first `MEASURED` are drawn. `before`: drawn earlier."""
+        totals, rollout, policy = self.groups.totals, self.config.rollout, self.config.policy
+        is_last = before < MEASURED and self.step == policy.steps
+        if not (before < MEASURED <= totals["groups"] or is_last) or totals["no_signal"] <= totals["groups"] / 2:
+            return
+        logger.warning(
+            "policy: %d of the first %d groups have equal rewards, and nothing is learnt from them; %s. Raise "
+            "rollout.group (%d), choose problems that the policy solves more often, or less often if nearly all are "
+            "right, or train on worked solutions first ([supervise], docs/problems.md). policy.refill (%d) draws new "
+            "groups in place of such ones, at most so many times in a step",
+            totals["no_signal"], totals["groups"], self._solved(), rollout.group, policy.refill,
+        )  # fmt: skip
+
+    def _solved(self) -> str:
+        """The share of right completions of those groups, and that at which most groups of this size are empty."""
+        size, right, graded = self.config.rollout.group, self.success.right, self.success.graded
+        # All of a group are wrong with (1 - p)^G, which is a half at p = 1 - 2^(-1/G).
+        limit = f"below {1 - 0.5 ** (1 / size):.1%} right most groups of {size} are all wrong"
+        return f"{right / graded:.1%} of {graded:,} completions are right, and {limit}" if graded else limit
 
     def _save(self) -> None:
         """Save the learner's arrays, and as JSON its counters, the draw's state and the readings, after the events of

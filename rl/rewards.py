@@ -108,7 +108,7 @@ def reasoning_gym(problem: Problem, reply: SampledReply) -> float | None:
 
 @dataclass
 class SuccessRate:
-    """The share of right completions of a stage's first `MEASURED` problems, to stop it where `least` is not reached.
+    """The share of right completions of a stage's first `MEASURED` problems; stops it where `least` is not reached.
 
     `problems`, `graded`, `right`: counts so far; a completion that could not be graded is in no share.
     """
@@ -121,13 +121,14 @@ class SuccessRate:
 
     def add(self, problems: int, verdicts: Sequence[float | None], *, last: bool) -> None:
         """Add the verdicts of so many problems; with the last that are measured, raise `ConfigError` below `least`."""
-        if not self.least or self.problems >= MEASURED:
+        if self.problems >= MEASURED:
             return
         graded = [verdict for verdict in verdicts if verdict is not None]
         self.problems, self.graded = self.problems + problems, self.graded + len(graded)
         self.right += sum(verdict == 1 for verdict in graded)
-        measured = self.graded and (last or self.problems >= MEASURED)
-        if measured and self.right < self.least * self.graded:
+        if not self.least or not self.graded or not (last or self.problems >= MEASURED):
+            return
+        if self.right < self.least * self.graded:
             raise ConfigError(
                 f"{self.stage}: {self.right} of its first {self.graded:,} completions, of {self.problems} problems, "
                 f"are right ({self.right / self.graded:.1%}), fewer than {self.stage}.least_success = {self.least:g}: "

@@ -54,9 +54,10 @@ def _curves(loss: Curve) -> tuple[Curve, ...]:
         Curve("spread of the reward", ("reward_deviation",), "reward", _LEARNS, in_report=False),
         Curve("KL to the start", ("kl",), "nats per token", _SOUND),
         Curve("entropy", ("entropy",), "nats per token", _SOUND),
-        Curve("length of completions", ("length",), "tokens", _SOUND),
+        Curve("length of completions", ("length", "length_positive", "length_negative"), "tokens", _SOUND),
         Curve("rollouts that end", ("truncated_share", "finished_thinking_share"), "share", _SOUND),
         Curve("groups that teach nothing", ("zero_signal_share", "mastered_share", "dropped_share"), "share", _SOUND),
+        Curve("groups drawn in place of those", ("refilled",), "groups", _SOUND, in_report=False),
         Curve("unscored completions", ("unscored",), "completions", _SOUND),
         Curve("p of the guard's test", ("guard_p",), "p", _SOUND, in_report=False),
         Curve("the sampler's log-probabilities against the learner's", ("sampler_gap",), "nats per token", _SOUND),
@@ -129,10 +130,20 @@ def _reinforcement(job: Job, config: AlignConfig | ReasonConfig, inputs: "StageI
 
 
 def _describe(
-    job: Job, params: Any, inputs: "StageInputs", facts: dict[str, Any], texts: str, screen: ProblemScreen, **about: str
+    job: Job,
+    start: Any,
+    params: Any,
+    inputs: "StageInputs",
+    facts: dict[str, Any],
+    texts: str,
+    screen: ProblemScreen,
+    **about: str,
 ) -> None:
-    """Save the weights, and describe them and the artifact `texts`."""
+    """Save the weights, and describe them and the artifact `texts`. `start`: the parameters before the stage."""
+    from nautile.model.training.optimizer import distance
     from nautile.model.weights.files import save_weights
+
+    facts["distance"] = distance(start, params)
 
     # All processes hold the same weights; the first writes them.
     if job.process == 0:
@@ -271,8 +282,8 @@ def align(job: Job) -> None:
 
         facts = on_first(measure)
         scorer = JudgeScorer(judges[0], config.judge, config.rollout.max_tokens) if judges else None
-        params, run_facts = reinforce(replace(run, scorer=scorer), params)
-    _describe(job, params, inputs, facts | run_facts, "rollouts", screen)
+        trained, run_facts = reinforce(replace(run, scorer=scorer), params)
+    _describe(job, params, trained, inputs, facts | run_facts, "rollouts", screen)
 
 
 def _calibrate_judges(
@@ -352,8 +363,8 @@ def reason(job: Job) -> None:
     params, inputs, screen = load_inputs(job.inputs, config.problems, config.rollout, config.policy, _problem_seed(job))
     run = replace(_reinforcement(job, config, inputs), balance=Balance.of(config), least_success=config.least_success)
     with rewarding(job, config.reward) as score:
-        params, facts = reinforce(replace(run, scorer=AnswerScorer(score)), params)
-    _describe(job, params, inputs, facts, "rollouts", screen, objective=config.objective, reward=config.reward)
+        trained, facts = reinforce(replace(run, scorer=AnswerScorer(score)), params)
+    _describe(job, params, trained, inputs, facts, "rollouts", screen, objective=config.objective, reward=config.reward)
 
 
 def _check_self_distill(config: SelfDistillConfig) -> None:
@@ -394,5 +405,5 @@ def self_distill(job: Job) -> None:
         shared_disk=job.shared_disk,
     )
     with rewarding(job, config.reward) as score:
-        params, facts = self_distil(replace(run, score=score), params)
-    _describe(job, params, inputs, facts, "traces", screen, reward=config.reward)
+        trained, facts = self_distil(replace(run, score=score), params)
+    _describe(job, params, trained, inputs, facts, "traces", screen, reward=config.reward)

@@ -58,6 +58,7 @@ def _rehearsal(settings: Mapping[str, Any]) -> dict[str, Any]:
 )
 def supervise(job: Job) -> None:
     """Train the input checkpoint on solutions of the problems, with the prompts masked."""
+    from nautile.model.training.optimizer import distance
     from nautile.model.weights.files import save_weights
     from nautile.rl.rollouts import load_inputs
     from nautile.rl.supervised import Supervision
@@ -75,7 +76,7 @@ def supervise(job: Job) -> None:
         emit=job.emit,
         shared_disk=job.shared_disk,
     )
-    params, facts = train(run, params)
+    trained, facts = train(run, params)
     if job.process == 0:
-        save_weights(job.output("checkpoint"), params, inputs.model, inputs.tokenizer)
-    job.describe("checkpoint", **facts, **screen.facts())
+        save_weights(job.output("checkpoint"), trained, inputs.model, inputs.tokenizer)
+    job.describe("checkpoint", **facts, distance=distance(params, trained), **screen.facts())

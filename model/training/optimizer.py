@@ -6,12 +6,14 @@ biases, depthwise taps and spectral parameters (grid, integration weights, decay
 number has its own meaning, which weight decay or orthogonalisation would destroy.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
@@ -130,6 +132,13 @@ def norm(tree: Any) -> jax.Array:
     """The Euclidean norm of all leaves together, accumulated in float32."""
     squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)]
     return jnp.sqrt(jnp.sum(jnp.stack(squares)))
+
+
+def distance(start: Params, end: Params) -> float:
+    """The Euclidean norm of `end` - `start`, of arrays in host memory: how far a training moved the parameters."""
+    pairs = zip(jax.tree.leaves(start), jax.tree.leaves(end), strict=True)
+    squares = (float(np.sum(np.square(np.asarray(b, np.float32) - np.asarray(a, np.float32)))) for a, b in pairs)
+    return math.sqrt(sum(squares))
 
 
 def state_shardings(tx: optax.GradientTransformation, shapes: Params, shardings: Params, mesh: Mesh) -> Any:

@@ -40,8 +40,9 @@ def draw_of(rewards, refill=3):
 
 def test_a_refill_draws_what_is_missing_and_nothing_scored_is_thrown_away():
     draw, scripted = draw_of([MIXED, EQUAL, EQUAL, MIXED, EQUAL, MIXED, MIXED])
-    live, every, _ = draw.step({}, 4)
+    live, every, metrics = draw.step({}, 4)
     assert scripted.asked == [[0, 1, 2, 3], [4, 5], [6]]
+    assert (metrics["refilled"], metrics["missing_groups"], metrics["live_share"]) == (3, 0, 4 / 7)
     assert [each.position for each in live] == [0, 3, 5, 6]
     assert every == scripted.scored
     assert (draw.cursor, draw.draw) == (7, 3)
@@ -76,6 +77,21 @@ def test_a_reward_that_is_no_number_is_counted_as_missing_and_spoils_no_mean():
     assert [rollout.reward for each in every for rollout in each.rollouts] == [None, 0.5, None, 0.0]
     assert (draw.totals["unscored"], draw.totals["dropped"]) == (2, 2)
     assert metrics["reward"] == 0.25
+
+
+def test_lengths_by_sign_are_of_the_groups_that_are_trained_on():
+    class OfLengths(Scripted):
+        def sample(self, params, problems, draw):
+            groups = super().sample(params, problems, draw)
+            for each in groups:
+                for rollout, length in zip(each.rollouts, (7, 3), strict=True):
+                    rollout.ids = rollout.ids.repeat(9)[:length]
+            return groups
+
+    scripted = OfLengths([MIXED, HIGH])
+    problems = [Problem("sum", index, "1 + 1?", "2", "") for index in range(20)]
+    _, _, metrics = GroupDraw(problems, ProblemOrder(20, 0), scripted, scripted, 0).step({}, 2)
+    assert (metrics["length_positive"], metrics["length_negative"]) == (3, 7), "0.95 of the mastered group is above too"
 
 
 def test_a_group_whose_only_signal_was_cut_has_none_if_what_was_cut_is_left_out():

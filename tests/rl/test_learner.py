@@ -128,9 +128,11 @@ def test_a_balance_over_groups_weighs_each_group_by_its_own_norms(model, params,
         factors.append(size_of(plus) / size_of(minus))
         balanced = jax.tree.map(lambda up, down: up + factors[-1] * down, plus, minus)
         total = balanced if total is None else jax.tree.map(np.add, total, balanced)
-    metrics = learner_of(model, params, Balance(over="group")).update(groups)
+    learner = learner_of(model, params, Balance(over="group"))
+    metrics = learner.update(groups)
     assert metrics["grad_norm"] == pytest.approx(size_of(total), rel=1e-4)
     assert metrics["balance_factor"] == pytest.approx(np.mean(factors), rel=1e-4)
+    assert learner.factors == pytest.approx(factors, rel=1e-4)
 
 
 def part_of(model, params, rows):

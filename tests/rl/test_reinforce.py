@@ -236,3 +236,19 @@ def test_truncate_log_drops_later_rows_and_a_torn_line(tmp_path):
         truncate_log(log, 2)
         assert log.read_text(encoding="utf-8") == kept
     truncate_log(tmp_path / "absent.jsonl", 2)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_groups_that_teach_nothing_are_counted_and_said_once(tmp_path, caplog, alike):
+    """A judge that marks all alike: most groups have equal rewards, for nearly all completions are cut off."""
+    equal = '{"reason": 3, "answer": 3, "follow": 3, "overall": 50}'
+    with FakeOpenAI(reply=(lambda body: equal) if alike else useful) as server:
+        facts = run(tmp_path, server.url, steps=3, refill=1)
+    said = [record.getMessage() for record in caplog.records if "have equal rewards" in record.getMessage()]
+    assert len(said) == alike
+    if alike:
+        assert facts["no_signal"] > facts["groups"] / 2
+        assert facts["groups"] == 6 + facts["refilled"]
+        assert f"{facts['no_signal']} of the first {facts['groups']} groups" in said[0]
+        assert "below 15.9% right most groups of 4 are all wrong" in said[0]
+        assert "policy.refill (1)" in said[0]

@@ -7,7 +7,7 @@ import pytest
 
 from nautile.configs.base import OptimizerConfig
 from nautile.model.nautile import shapes
-from nautile.model.training.optimizer import applied, build, matrix_axes, schedule
+from nautile.model.training.optimizer import applied, build, distance, matrix_axes, schedule
 from tests.model.conftest import tiny_config
 
 MATRICES = {
@@ -144,3 +144,10 @@ def test_a_run_of_few_steps_has_a_schedule(name, steps):
     values = rates_of(schedule(OptimizerConfig(schedule=name, warmup_steps=100), steps), steps)
     assert (values > 0).all()
     assert values.max() == pytest.approx(1e-3)
+
+
+def test_the_distance_between_two_sets_of_parameters():
+    start = {"a": np.array([1.0, 2.0], np.float32), "b": {"c": np.full((2, 2), 3.0, np.float32)}}
+    end = {"a": np.array([4.0, 2.0], np.float32), "b": {"c": np.full((2, 2), 5.0, np.float32)}}
+    assert distance(start, end) == 5.0
+    assert distance(start, start) == 0.0
