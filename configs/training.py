@@ -298,6 +298,9 @@ class SelfDistillConfig(StartSection):
     # The loss of a batch: the mean over traces of advantage times mean cross-entropy ("example", paper §4.4), or over
     # all of its tokens of advantage times cross-entropy ("batch_tokens"), in which long traces weigh more.
     aggregate: Literal["example", "batch_tokens"] = "example"
+    # The weight of a trace: its advantage (None, paper §4.4), or 1 for each ("ones"), which is rejection sampling with
+    # fine-tuning (RFT, ReST-EM) over the same traces.
+    weights: Literal["ones"] | None = None
     optimizer: OptimizerConfig
     least_success: LeastSuccess = None
     skip_limit: NonNegativeInt = 5  # updates in a row that may be skipped for a gradient that is not finite

@@ -240,16 +240,19 @@ def _train(
     if not traces:
         logger.warning("round %d: no completion has a positive advantage, so nothing is trained on", number)
         return params, [], 0
-    rows = [
-        TrainingRow(r["prompt_ids"], np.array(r["ids"]), np.array(r["logprobs"]), r["advantage"], 1.0, r["forced"])
-        for r in traces
-    ]
+    rows = [_training_row(trace, config.weights) for trace in traces]
     training = RowTraining(
         config, "self_distill", config.aggregate, run.inputs.model, mesh, f"{run.sampling_seed}:{number}",
         config.rollout.prompt_length + config.rollout.max_tokens, run.emit, steps_before,
     )  # fmt: skip
     params, _, done = train_rows(training, params, rows, check_stop=check_stop)
     return params, done.losses, done.skipped
+
+
+def _training_row(trace: Mapping[str, Any], weights: Literal["ones"] | None) -> TrainingRow:
+    weight = trace["advantage"] if weights is None else 1.0
+    ids, logprobs = np.array(trace["ids"]), np.array(trace["logprobs"])
+    return TrainingRow(trace["prompt_ids"], ids, logprobs, weight, 1.0, trace["forced"])
 
 
 @dataclass(frozen=True)

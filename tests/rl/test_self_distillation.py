@@ -171,6 +171,17 @@ def test_a_round_without_any_trace_says_why(distil):
     assert notes[-1] == f"no update: {facts['no_update']}"
 
 
+@pytest.mark.parametrize(("weights", "expected"), [(None, [0.25, 0.875]), ("ones", [1.0, 1.0])])
+def test_traces_weigh_by_their_advantage_or_all_alike(weights, expected):
+    traces = [
+        {"prompt_ids": [1], "ids": [2, 3], "logprobs": [0.0, 0.0], "advantage": advantage, "forced": 1}
+        for advantage in (0.25, 0.875)
+    ]
+    rows = [self_distillation._training_row(trace, weights) for trace in traces]
+    assert [row.advantage for row in rows] == expected
+    assert [row.forced for row in rows] == [1, 1]
+
+
 def test_a_prompt_has_no_weight_however_it_is_padded():
     """As in pretraining on replies alone: the completion's first token is predicted from the prompt's last one."""
     long = TrainingRow([7, 8, 9], np.array([4, 5, 6, 2]), np.zeros(4), 0.5, 1.0)
