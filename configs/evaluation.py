@@ -5,7 +5,7 @@ Benchmarks, how models answer them, and other models to compare with.
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from nautile.configs.base import Operational, Section, Share, Worker
 from nautile.configs.training import ProblemsConfig
@@ -59,7 +59,28 @@ class EvaluateConfig(Section):
     prompt_length: PositiveInt = 512  # tokens
     batch: Operational[PositiveInt] = 32  # items that a checkpoint answers together
     temperature: NonNegativeFloat = 0.0  # 0: greedy decoding
+    # Sampled answers to each question besides the one above, for mean@k and pass@k; None: none. Their temperature is
+    # `sample_temperature`, or 1.
+    samples: PositiveInt | None = None
+    sample_temperature: PositiveFloat | None = None
     budget_dollars: Operational[Worker[NonNegativeFloat]] = 0.0  # a hard limit for each of `models`; 0: none
+
+    @model_validator(mode="after")
+    def _samples_are_generated(self) -> "EvaluateConfig":
+        if self.samples and "generate" not in self.ways:
+            raise ValueError('samples: sampled answers are generated: add "generate" to `ways`, or leave `samples` out')
+        if self.sample_temperature and not self.samples:
+            raise ValueError("sample_temperature: it is that of `samples`, which is not set")
+        return self
+
+    @property
+    def answers(self) -> int:
+        """Generated answers to a question: the one by `temperature` and the samples."""
+        return (1 + (self.samples or 0)) if "generate" in self.ways else 0
+
+    def sampling(self) -> "EvaluateConfig":
+        """The settings by which the samples are drawn."""
+        return self.model_copy(update={"temperature": self.sample_temperature or 1.0})
 
 
 class ReportConfig(Section):

@@ -37,8 +37,8 @@ class SweepConfig(Section):
     until: str | None = None  # the last step of each run, as the option `--until` of `nautile run`
     after: str | None = None  # the stage whose evaluation is compared; None: the last one that all arms have
     benchmarks: tuple[str, ...] = ()  # to compare; empty: all that were evaluated, and their means
-    verdict: Literal["strict", "lenient"] = "strict"
-    way: Literal["generate", "likelihood"] = "generate"
+    verdict: str = Field("strict", pattern=r"^(strict|lenient|pass@[1-9][0-9]{0,5})$")  # pass@K: of way "sampled"
+    way: Literal["generate", "likelihood", "sampled"] = "generate"
 
     @field_validator("grid", mode="before")
     @classmethod
@@ -55,6 +55,8 @@ class SweepConfig(Section):
         for field, values in (self.grid or {}).items():
             if not values:
                 raise ValueError(f"grid.{field}: it has no value")
+        if self.verdict.startswith("pass@") and self.way != "sampled":
+            raise ValueError(f'verdict {self.verdict}: needs several answers to a question: add way = "sampled"')
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds: a seed is listed twice")
         return self

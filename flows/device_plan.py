@@ -214,7 +214,7 @@ class _Hours:
                     flops = sum(forward_flops(model, part.prompt_length).values())
                     seconds += count * options * part.prompt_length * flops / self.speed
                 generated += count if "generate" in part.ways else 0
-        batches = math.ceil(generated / part.batch)
+        batches = math.ceil(generated * (1 + (part.samples or 0)) / part.batch)
         return questions, seconds + batches * self._decoding(self.chips * part.batch, part.max_tokens)
 
 

@@ -4,8 +4,8 @@ And the `held_out` stage before all training: the questions that training text i
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import chain
 from pathlib import Path
@@ -34,7 +34,7 @@ from nautile.evals.benchmarks.stand_ins import HELD_OUT
 from nautile.evals.benchmarks.stand_ins import held_out as stand_in_items
 from nautile.evals.running.answerers import Answerer, CheckpointAnswerer, EndpointAnswerer
 from nautile.evals.running.rows import SampleRow, read_rows, sample_readings
-from nautile.evals.running.runner import CheckpointScorer, score_options, with_options
+from nautile.evals.running.runner import CheckpointScorer, score_options, with_options, with_samples
 from nautile.evals.running.runner import evaluate as ask
 from nautile.evals.scoring.scores import Scores, summarise
 from nautile.evals.tables.results import breakdown, table_2, to_html, to_json, to_markdown
@@ -46,7 +46,7 @@ from nautile.tasks.engine.stage import Calls, budget_limit, stage
 from nautile.tasks.rehearsal import TOKENS, few_problems
 from nautile.tasks.reporting.render import write_table
 
-ROWS, LIKELIHOOD_ROWS = "rows.jsonl", "likelihood.jsonl"
+ROWS, LIKELIHOOD_ROWS, SAMPLED_ROWS = "rows.jsonl", "likelihood.jsonl", "sampled.jsonl"
 REHEARSED_ITEMS, REHEARSED_BATCH = 2, 8  # items of each benchmark
 SHOWN_BAD_ROWS = 20  # in the manifest; the log has all of them
 
@@ -120,6 +120,7 @@ def _calls(section: Mapping[str, Any], endpoints: Mapping[str, EndpointConfig]) 
     count = config.held_out.count if config.held_out else 0
     count += sum(map(count_of, config.benchmarks))
     tokens = (config.prompt_length, config.max_tokens)
+    count *= config.answers
     yield Calls("evaluate", section["model_under_test"]["endpoint"], count, count, tokens)
 
 
@@ -130,6 +131,8 @@ def _rehearsal(settings: Mapping[str, Any]) -> dict[str, Any]:
         {**choice, "items": min(REHEARSED_ITEMS, choice["items"] or REHEARSED_ITEMS)} for choice in part["benchmarks"]
     ]
     few: dict[str, Any] = {"benchmarks": choices, "batch": min(REHEARSED_BATCH, part["batch"])}
+    if part["samples"]:
+        few["samples"] = min(REHEARSED_ITEMS, part["samples"])
     if part["held_out"]:
         few["held_out"] = few_problems(part["held_out"])
     if not part["models"]:
@@ -156,22 +159,24 @@ def evaluate(job: Job) -> None:
     items = _with_screening(job, items_to_ask(config, seed, bad_rows))
     out = job.output("evaluation")
     if "model_under_test" in job.section:
-        name, column, rows, likelihood_rows = _ask_endpoint(job, config, items, out)
+        asked = _ask_endpoint(job, config, items, out)
     elif "checkpoint" in job.inputs:
-        name, column, rows, likelihood_rows = _ask_checkpoint(job, config, items, out)
+        asked = _ask_checkpoint(job, config, items, out)
     else:
         raise ConfigError("stage evaluate: no input named `checkpoint`, and no `model_under_test` in its section")
     # Score the rows, then write the scores, sample replies and tables of the artifact.
     bad_counts = {name: len(messages) for name, messages in bad_rows.items()}
-    settings = protocol(config, seed, bool(likelihood_rows))
-    scores = summarise(rows, name, settings, column, likelihood_rows, bad_counts)
+    settings = protocol(config, seed, bool(asked.likelihood))
+    scores = summarise(
+        asked.rows, asked.name, settings, asked.column, asked.likelihood, bad_counts, sampled_rows=asked.sampled
+    )
     write_json(out / "scores.json", scores)
-    write_json(out / "samples.json", sample_readings(rows))
+    write_json(out / "samples.json", sample_readings(asked.rows))
     tables = breakdown(scores)
     write_json(out / "breakdown.json", [to_json(table) for table in tables])
     write_text(out / "breakdown.md", "\n".join(to_markdown(table) for table in tables))
     write_text(out / "breakdown.html", "\n".join(to_html(table) for table in tables))
-    write_table(out, "table2", table_2({name: scores}))
+    write_table(out, "table2", table_2({asked.name: scores}))
     _describe(job, scores, list(chain.from_iterable(bad_rows.values())), out)
 
 
@@ -214,6 +219,7 @@ def protocol(config: EvaluateConfig, seed: int, likelihood: bool) -> dict[str, o
         "verdict": "strict: one candidate answer, thinking finished (paper §5)",
         "likelihood": "each option after the bare question, per byte; no letters, no template" if likelihood else None,
         "temperature": config.temperature,
+        **({"samples": config.samples, "sample_temperature": config.sampling().temperature} if config.samples else {}),
         "max_tokens": config.max_tokens,
         "prompt_length": config.prompt_length,
         "seed": seed,
@@ -226,13 +232,33 @@ def protocol(config: EvaluateConfig, seed: int, likelihood: bool) -> dict[str, o
     }
 
 
-def _ask_checkpoint(
-    job: Job, config: EvaluateConfig, items: Sequence[BenchmarkItem], out: Path
-) -> tuple[str, str, list[SampleRow], list[SampleRow]]:
-    """Evaluate the checkpoint by generation and by likelihood.
+@dataclass(frozen=True)
+class Asked:
+    """The rows of an evaluation by way. `name`: of the model; `column`: its column of Table 2."""
 
-    Returns (name of the model, its column of Table 2, rows, likelihood rows).
-    """
+    name: str
+    column: str
+    rows: list[SampleRow]
+    likelihood: list[SampleRow]
+    sampled: list[SampleRow]
+
+
+def _sample(
+    job: Job,
+    answerer: Callable[[EvaluateConfig], Answerer],
+    config: EvaluateConfig,
+    items: Sequence[BenchmarkItem],
+    out: Path,
+) -> list[SampleRow]:
+    """The sampled answers to all items, by an answerer at their temperature; none if none are asked for."""
+    if not config.samples:
+        return []
+    each = with_samples(items, config.samples)
+    return ask(answerer(config.sampling()), each, out / SAMPLED_ROWS, job.seed("evaluation"), job.emit, "sampled")
+
+
+def _ask_checkpoint(job: Job, config: EvaluateConfig, items: Sequence[BenchmarkItem], out: Path) -> Asked:
+    """Evaluate the checkpoint by generation, by sampling and by likelihood."""
     tokenizer = job.part("tokenizer", TokenizerConfig) if "tokenizer" in job.section else None
     folder = job.inputs["checkpoint"]
     answerer: Answerer = CheckpointAnswerer(folder, config, tokenizer)
@@ -247,13 +273,12 @@ def _ask_checkpoint(
     if multiple_choice:
         scorer = CheckpointScorer(folder, config, tokenizer)
         likelihood_rows = score_options(scorer, multiple_choice, out / LIKELIHOOD_ROWS, job.emit)
-    return answerer.name, "nautile_370m", rows, likelihood_rows
+    sampled_rows = _sample(job, lambda own: CheckpointAnswerer(folder, own, tokenizer), config, items, out)
+    return Asked(answerer.name, "nautile_370m", rows, likelihood_rows, sampled_rows)
 
 
-def _ask_endpoint(
-    job: Job, config: EvaluateConfig, items: Sequence[BenchmarkItem], out: Path
-) -> tuple[str, str, list[SampleRow], list[SampleRow]]:
-    """Evaluate an endpoint by generation; few endpoints return the likelihood of a text. Returns as `_ask_checkpoint`.
+def _ask_endpoint(job: Job, config: EvaluateConfig, items: Sequence[BenchmarkItem], out: Path) -> Asked:
+    """Evaluate an endpoint by generation and by sampling; few endpoints return the likelihood of a text.
 
     Raises `ConfigError` if `evaluate.ways` has no `generate`.
     """
@@ -264,7 +289,8 @@ def _ask_endpoint(
         pool.check()
         answerer = EndpointAnswerer(pool, model.endpoint, config)
         rows = ask(answerer, items, out / ROWS, job.seed("evaluation"), job.emit)
-    return answerer.name, model.column, rows, []
+        sampled_rows = _sample(job, lambda own: EndpointAnswerer(pool, model.endpoint, own), config, items, out)
+    return Asked(answerer.name, model.column, rows, [], sampled_rows)
 
 
 def _describe(job: Job, scores: Scores, bad_rows: Sequence[str], out: Path) -> None:
@@ -277,6 +303,12 @@ def _describe(job: Job, scores: Scores, bad_rows: Sequence[str], out: Path) -> N
     for name, score in scores.get("likelihood", {}).items():
         if score["accuracy"] is not None:
             job.emit("metric", name=f"evaluate/{name}/likelihood", step=0, value=score["accuracy"])
+    for name, score in scores.get("sampled", {}).items():
+        if score["accuracy"] is not None:
+            job.emit("metric", name=f"evaluate/{name}/sampled", step=0, value=score["accuracy"])
+        for k, share in score["pass_at"].items():
+            if int(k) > 1 and share["accuracy"] is not None:
+                job.emit("metric", name=f"evaluate/{name}/pass@{k}", step=0, value=share["accuracy"])
     # The seconds that each sample took; for a checkpoint those of its batch.
     path = out / f"latency.{ROWS}"
     seconds = [row["latency_s"] for row in read_rows(path)] if path.exists() else []

@@ -41,7 +41,8 @@ class BenchmarkItem:
     by likelihood, `expected` among them, in addition to the generated answer. `own_check`: the scorer of the data set
     (reasoning-gym), recorded beside the verdict. `guess`: accuracy of guessing without options. `grader`: the
     benchmark's own, in place of that of the kind. `screened`: whether the training text of the model that is asked was
-    screened for the question; None where that is not asked (a model behind an endpoint, held-out problems).
+    screened for the question; None where that is not asked (a model behind an endpoint, held-out problems). `sample`:
+    the number of this answer among several sampled ones, from 0; None: the one answer by `evaluate.temperature`.
     """
 
     benchmark: str
@@ -61,6 +62,7 @@ class BenchmarkItem:
     grader: Grader | None = field(default=None, compare=False, repr=False)
     own_check: Callable[[str], bool] | None = field(default=None, compare=False, repr=False)
     screened: bool | None = None
+    sample: int | None = None
 
     @property
     def letters(self) -> str:

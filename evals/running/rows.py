@@ -81,6 +81,7 @@ def row_of(item: BenchmarkItem, model: str, answer: Answer | SkippedQuestion, gr
         "screened": item.screened,
         "left_out": answer.reason if isinstance(answer, SkippedQuestion) else None,
         "tokens_in": answer.tokens_in,
+        **({} if item.sample is None else {"sample": item.sample}),
     }
     # A skipped question has all fields, so that rows have one schema.
     if isinstance(answer, SkippedQuestion) or graded is None:

@@ -12,7 +12,7 @@ option with the highest sum is recorded too. Nothing is generated, so nothing ca
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,7 @@ def evaluate(
     """
 
     def ask(batch: Sequence[BenchmarkItem]) -> list[TimedRow]:
-        seeds = [sample_seed(seed, item.benchmark, item.index) for item in batch]
+        seeds = [sample_seed(seed, item) for item in batch]
         answers = answerer.answer([item.prompt for item in batch], seeds)
         rows: list[TimedRow] = []
         for item, answer in zip(batch, answers, strict=True):
@@ -144,9 +144,23 @@ def score_options(
     return _evaluate_missing(scorer.name, scorer.batch, ask, likelihood_prompt, items, rows_path, emit, label)
 
 
-def sample_seed(seed: int, benchmark: str, index: int) -> tuple[int, ...]:
-    """The seed of one sample, from the run's seed, the benchmark and the item."""
-    return seed, int(digest(benchmark)[:7], 16), index
+def with_samples(items: Sequence[BenchmarkItem], samples: int) -> list[BenchmarkItem]:
+    """Each item so many times, to be answered by sampling; `sample` tells them apart."""
+    return [replace(item, sample=number) for item in items for number in range(samples)]
+
+
+def sample_seed(seed: int, item: BenchmarkItem) -> tuple[int, ...]:
+    """The seed of one answer, from the run's seed, the benchmark, the item and the number of the sample."""
+    number = () if item.sample is None else (item.sample,)
+    return seed, int(digest(item.benchmark)[:7], 16), item.index, *number
+
+
+def _place(row: SampleRow) -> tuple[str, int, int | None]:
+    return row["benchmark"], row["index"], row.get("sample")
+
+
+def _place_of(item: BenchmarkItem) -> tuple[str, int, int | None]:
+    return item.benchmark, item.index, item.sample
 
 
 def _evaluate_missing(
@@ -161,19 +175,20 @@ def _evaluate_missing(
 ) -> list[SampleRow]:
     """Call `ask` for the items without a row, `size` at a time, shortest prompt first; return the rows of all items."""
     file, latencies = RowFile(path), RowFile(path.with_name(f"latency.{path.name}"))
-    rows_by_item = {(row["benchmark"], row["index"]): row for row in file.rows}
+    rows_by_item = {_place(row): row for row in file.rows}
     # A sample may have a latency and no row: latencies are written first.
-    timed_items = {(row["benchmark"], row["index"]) for row in latencies.rows}
+    timed_items = {_place(row) for row in latencies.rows}
     for item in items:
-        row = rows_by_item.get((item.benchmark, item.index))
+        row = rows_by_item.get(_place_of(item))
         if row is not None and row["model"] != model:
             raise ConfigError(f"{path} has answers of {row['model']!r}, not of {model!r}; use another file")
         if row is not None and row["prompt_digest"] != digest(prompt_of(item)):
             name = f"{item.benchmark} {item.index}"
             raise ConfigError(f"{path}: {name} was asked with another prompt; delete the file to ask again")
     pending = sorted(
-        (item for item in items if (item.benchmark, item.index) not in rows_by_item),
-        key=lambda item: (len(prompt_of(item)), item.benchmark, item.index),
+        (item for item in items if _place_of(item) not in rows_by_item),
+        # The samples of an item are adjacent: the generator computes their common prompt once.
+        key=lambda item: (len(prompt_of(item)), item.benchmark, item.index, item.sample or 0),
     )
     finished, note = len(items) - len(pending), label or ", ".join(dict.fromkeys(item.benchmark for item in items))
     emit("progress", done=finished, total=len(items), unit="samples", note=note)
@@ -188,22 +203,25 @@ def _evaluate_missing(
         tokens += sum(row["tokens_out"] or 0 for row in rows)
         # Events and latencies are written before the rows, so that every row in the file has been reported.
         for row, latency in timed_rows:
+            if "sample" in row:  # the catalog has one row for a question: these are in the file alone
+                continue
             fields = {key: value for key, value in row.items() if value is not None}
             emit("sample", set=row["benchmark"], **fields, **({} if latency is None else {"latency_s": latency}))
         latencies.append(
-            {"benchmark": row["benchmark"], "index": row["index"], "latency_s": round(latency, 4)}
+            {name: row[name] for name in ("benchmark", "index", "sample") if name in row}
+            | {"latency_s": round(latency, 4)}
             for row, latency in timed_rows
-            if latency is not None and (row["benchmark"], row["index"]) not in timed_items
+            if latency is not None and _place(row) not in timed_items
         )
         file.append(rows)
-        rows_by_item |= {(row["benchmark"], row["index"]): row for row in rows}
+        rows_by_item |= {_place(row): row for row in rows}
         finished += len(batch)
         not_graded = sum(row["left_out"] == NOT_GRADED.problem for row in rows_by_item.values())
         missing = f"; {not_graded} replies could not be graded and are left out" if not_graded else ""
         emit("progress", done=finished, total=len(items), unit="samples", note=note + missing)
     if tokens and seconds:
         emit("metric", name="evaluate/tokens_per_second", step=0, value=tokens / seconds, source=note)
-    return [rows_by_item[item.benchmark, item.index] for item in items]
+    return [rows_by_item[_place_of(item)] for item in items]
 
 
 def with_options(items: Sequence[BenchmarkItem]) -> list[BenchmarkItem]:

@@ -14,29 +14,38 @@ from nautile.common.errors import ConfigError
 from nautile.evals.benchmarks.registry import composites, parts_of, title_of
 from nautile.evals.running.rows import SampleRow
 from nautile.evals.scoring.intervals import LEVEL, OVER_PROBLEMS, holm, paired, paired_bootstrap
-from nautile.evals.scoring.scores import Scores, by_question, marked_title, screening_note, vote
+from nautile.evals.scoring.scores import Scores, by_question, finished, k_of, marked_title, screening_note, vote
 from nautile.evals.tables import paper_figures as paper
-from nautile.evals.tables.results import ResultTable, signed
+from nautile.evals.tables.results import ResultTable, finished_in_words, signed
 
 Comparison = dict[str, Any]
 Votes = tuple[list[float], list[float]]
+FORM = ("finished_share", "accuracy_finished")
 
 
 def compare(a: Sequence[SampleRow], b: Sequence[SampleRow], verdict: str = "strict", seed: int = 0) -> Comparison:
-    """Compare `b` with `a` by `verdict` ("strict" or "lenient"): benchmarks, their means, changed samples.
+    """Compare `b` with `a` by `verdict` ("strict", "lenient", "pass@K"): benchmarks, their means, changed samples.
 
-    Raises `ConfigError` if they have no question in common.
+    Of sampled answers a question's vote is the share of those that are right, and none of them counts as changed.
+    Raises `ConfigError` if they have no question in common, or none with K graded answers on both sides.
     """
     rows_b = {_question(row): row for row in b if row["left_out"] is None}
     pairs = [(row, rows_b[_question(row)]) for row in a if row["left_out"] is None and _question(row) in rows_b]
     if not pairs:
         raise ConfigError("the two evaluations have no question in common: nothing to compare")
     by_name: dict[str, Votes] = defaultdict(lambda: ([], []))
+    too_few = 0  # questions with fewer graded answers than a verdict "pass@K" needs
     for question in by_question(row for row, _ in pairs):  # one vote each, however many rows ask it
         # The questions are grouped by the rows of `a`; `b` has a row for each of them, because only pairs are left.
+        votes = vote(question, verdict), vote([rows_b[_question(row)] for row in question], verdict)
+        if votes[0] is None or votes[1] is None:
+            too_few += 1
+            continue
         before, after = by_name[question[0]["benchmark"]]
-        before.append(vote(question, verdict))
-        after.append(vote([rows_b[_question(row)] for row in question], verdict))
+        before.append(votes[0])
+        after.append(votes[1])
+    if not by_name:
+        raise ConfigError(f"--verdict {verdict}: no question has so many graded answers in both evaluations")
     notes = [_screening(side) for side in zip(*pairs, strict=True)]
     return {
         "verdict": verdict,
@@ -44,8 +53,11 @@ def compare(a: Sequence[SampleRow], b: Sequence[SampleRow], verdict: str = "stri
         "common": len(pairs),
         "only_in_a": len(a) - len(pairs),
         "only_in_b": len(b) - len(pairs),
+        "too_few_answers": too_few,
         "benchmarks": {
-            name: _titled(name, notes) | {"a": sum(a) / len(a), "b": sum(b) / len(b), **asdict(paired(a, b))}
+            name: _titled(name, notes)
+            | {"a": sum(a) / len(a), "b": sum(b) / len(b), **asdict(paired(a, b))}
+            | _form([pair for pair in pairs if pair[0]["benchmark"] == name])
             for name, (a, b) in by_name.items()
         },
         "means": {
@@ -53,9 +65,17 @@ def compare(a: Sequence[SampleRow], b: Sequence[SampleRow], verdict: str = "stri
             for name, weights in mean_weights(by_name.keys()).items()
         },
         "changed": [
-            _changed(row_a, row_b, verdict) for row_a, row_b in pairs if bool(row_a[verdict]) != bool(row_b[verdict])
+            _changed(row_a, row_b, verdict)
+            for row_a, row_b in pairs
+            if "sample" not in row_a and not k_of(verdict) and bool(row_a[verdict]) != bool(row_b[verdict])
         ],
     }
+
+
+def _form(pairs: Sequence[tuple[SampleRow, SampleRow]]) -> dict[str, dict[str, float | None]]:
+    """Form and skill of both sides on the common rows: the share that finished, and the accuracy among those."""
+    sides = {side: finished([pair[place] for pair in pairs]) for place, side in enumerate(("a", "b"))}
+    return {name: {side: own[name] for side, own in sides.items()} for name in FORM}
 
 
 def _screening(rows: Iterable[SampleRow]) -> dict[str, str]:
@@ -95,6 +115,12 @@ def comparison_table(comparison: Comparison, a: str, b: str) -> ResultTable:
     notes += [
         f"{test['title']}: {note} ({sides[side]})." for test in tests for side, note in test["not_screened"].items()
     ]
+    for test in comparison["benchmarks"].values():
+        words = [finished_in_words({name: test[name][side] for name in FORM}) for side in sides]
+        if all(words):
+            notes.append(f"{test['title']}: of {a}'s answers {words[0]}; of {b}'s {words[1]}.")
+    if comparison["too_few_answers"]:
+        notes.append(f"{comparison['too_few_answers']:,} questions have too few graded answers and are left out.")
     if comparison["only_in_a"] or comparison["only_in_b"]:
         notes.append(
             f"Left out: {comparison['only_in_a']:,} rows only in the first evaluation, "
@@ -103,8 +129,8 @@ def comparison_table(comparison: Comparison, a: str, b: str) -> ResultTable:
     return ResultTable("Compared on the same questions", columns, tuple(rows), tuple(notes), ())
 
 
-def _question(row: SampleRow) -> tuple[str, int, str]:
-    return row["benchmark"], row["index"], row["prompt_digest"]
+def _question(row: SampleRow) -> tuple[str, int, str, int | None]:
+    return row["benchmark"], row["index"], row["prompt_digest"], row.get("sample")
 
 
 def mean_weights(measured: Collection[str]) -> dict[str, dict[str, float]]:

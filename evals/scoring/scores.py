@@ -1,12 +1,15 @@
 """Compute scores from rows: strict and lenient accuracy with intervals, failure counts, composites.
 
 A score also counts what went wrong: questions that could not be asked or graded, parse failures, several answers,
-unfinished thinking and truncated completions. A value that was not measured is None.
+unfinished thinking and truncated completions. A value that was not measured is None. Accuracy among the finished
+answers stands beside the share that finished, so that a gain in form is not taken for one in skill.
 
 If several rows ask the same question (TriviaQA has one row per document), the question has one vote, the mean over its
 rows: copies of a question are no further evidence and would make the intervals too narrow.
 """
 
+import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -30,14 +33,34 @@ def by_question(rows: Iterable[SampleRow]) -> list[list[SampleRow]]:
     return list(groups.values())
 
 
-def vote(rows: Sequence[SampleRow], verdict: str = "strict") -> float:
-    """The vote of one question: the mean of its rows' verdicts."""
+def vote(rows: Sequence[SampleRow], verdict: str = "strict") -> float | None:
+    """The vote of one question: the mean of its rows' verdicts, or for "pass@K" the estimate from its rows.
+
+    None for "pass@K" of fewer than K rows.
+    """
+    if k := k_of(verdict):
+        return pass_at_k(len(rows), sum(bool(row["strict"]) for row in rows), k)
     return sum(bool(row[verdict]) for row in rows) / len(rows)
+
+
+def k_of(verdict: str) -> int | None:
+    """The K of a verdict "pass@K"; None for any other."""
+    found = re.fullmatch(r"pass@([1-9][0-9]{0,5})", verdict)
+    return int(found[1]) if found else None
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float | None:
+    """The unbiased estimate of the chance that one of `k` samples is right, if `right` of `samples` are.
+
+    1 - C(samples - right, k) / C(samples, k) (Chen et al. 2021, arXiv:2107.03374). None for fewer than `k` samples.
+    """
+    return None if samples < k else 1 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
 def _votes(rows: Iterable[SampleRow], verdict: str = "strict") -> list[float]:
     """The vote of each question that was asked and graded, i.e. not left out."""
-    return [vote(question, verdict) for question in by_question(row for row in rows if row["left_out"] is None)]
+    questions = by_question(row for row in rows if row["left_out"] is None)
+    return [found for question in questions if (found := vote(question, verdict)) is not None]
 
 
 def score(name: str, rows: Sequence[SampleRow], bad_rows: int = 0) -> Scores:
@@ -71,6 +94,7 @@ def score(name: str, rows: Sequence[SampleRow], bad_rows: int = 0) -> Scores:
         "many_answers": problems["many_answers"],
         "unfinished": problems["unfinished"],
         "truncated": sum(bool(row["truncated"]) for row in asked_rows),
+        **finished(asked_rows),
         "left_out": dict(sorted(left_out.items())),
         "tokens_out_mean": _mean([row["tokens_out"] for row in asked_rows if row["tokens_out"] is not None]),
         "paper": dict(paper_row) if paper_row else None,
@@ -120,12 +144,13 @@ def summarise(
     column: str = "nautile_370m",
     likelihood_rows: Sequence[SampleRow] = (),
     bad_rows: Mapping[str, int] | None = None,
+    sampled_rows: Sequence[SampleRow] = (),
 ) -> Scores:
     """Build `scores.json`: each benchmark of `rows`, the composites whose parts are all present, the paper's average.
 
     The average covers all eleven rows of Table 2 (ARC is one of them); it is None if any is missing. `column`: the
     paper's column for this model, "" for none. `likelihood_rows`: rows scored by the likelihood of options. `bad_rows`:
-    number of invalid records by benchmark, see `score`.
+    number of invalid records by benchmark, see `score`. `sampled_rows`: several sampled answers to each question.
     """
     by_name: dict[str, list[SampleRow]] = defaultdict(list)
     for row in rows:
@@ -146,7 +171,33 @@ def summarise(
     scores["average"] = _average(scores, by_name)
     if likelihood_rows:
         scores["likelihood"] = likelihood(likelihood_rows)
+    if sampled_rows:
+        scores["sampled"] = sampled(sampled_rows)
     return scores
+
+
+def sampled(rows: Sequence[SampleRow]) -> dict[str, Scores]:
+    """Score the rows of sampled answers, by benchmark. `accuracy` is mean@k, the mean share right.
+
+    `samples`: most graded answers to a question. `pass_at`: k -> `accuracy`, `interval` and `n` of pass@k, for powers
+    of two and `samples`; a question with fewer graded answers than k is left out of it, so that its `n` is smaller.
+    """
+    by_name: dict[str, list[SampleRow]] = defaultdict(list)
+    for row in rows:
+        by_name[row["benchmark"]].append(row)
+    scores = {}
+    for name, group in by_name.items():
+        asked_rows = [row for row in group if row["left_out"] is None]
+        most = max(map(len, by_question(asked_rows)), default=0)
+        ks = sorted({k for k in (2**power for power in range(most.bit_length())) if k <= most} | ({most} - {0}))
+        pass_at = {str(k): _pass_share(_votes(asked_rows, f"pass@{k}")) for k in ks}
+        about = {"samples": most, "pass_at": pass_at, "differs": differences(name, None)}
+        scores[name] = {**score(name, group), **about}
+    return scores
+
+
+def _pass_share(votes: Sequence[float]) -> dict[str, Any]:
+    return {"n": len(votes), "accuracy": _mean(votes), "interval": list(wilson(round(sum(votes), 6), len(votes)))}
 
 
 def likelihood(rows: Sequence[SampleRow]) -> dict[str, Scores]:
@@ -218,6 +269,20 @@ def _share(strict: Sequence[float], lenient: Sequence[float]) -> dict[str, Any]:
         "correct_lenient": correct_lenient,
         "accuracy_lenient": correct_lenient / n if n else None,
         "interval_lenient": list(wilson(correct_lenient, n)) if n else None,
+    }
+
+
+def finished(rows: Sequence[SampleRow]) -> dict[str, Any]:
+    """How many answers ended by themselves (form), and the strict accuracy among them (skill), one vote a question.
+
+    `finished`: the number of rows whose reasoning and answer both ended; None where that was not recorded.
+    """
+    known = [row for row in rows if row.get("finished") is not None]
+    ended = [row for row in known if row["finished"] and row["finished_thinking"]]
+    return {
+        "finished": len(ended) if known else None,
+        "finished_share": len(ended) / len(known) if known else None,
+        "accuracy_finished": _mean(_votes(ended)),
     }
 
 

@@ -13,6 +13,7 @@ from nautile.evals.tables import paper_figures as paper
 from nautile.evals.tables.results import (
     MISSING,
     ResultTable,
+    finished_in_words,
     not_screened,
     number,
     signed,
@@ -48,6 +49,8 @@ def ladder(stages: Mapping[str, Scores], rows: RowsByStage) -> Ladder | None:
         over = measured[-1] if score and measured else None
         entry: dict[str, Any] = {"stage": stage, "title": title, "paper": figure, "over": over}
         entry["score"] = score and {field: score[field] for field in ("n", "accuracy", "interval")}
+        if score:
+            entry["score"] |= {field: score.get(field) for field in ("finished_share", "accuracy_finished")}
         entry["test"] = _test(rows_by_stage, over, stage, name)
         entries.append(entry)
         measured += [stage] if score else []
@@ -97,6 +100,13 @@ def ladder_table(ladder: Ladder) -> ResultTable:
         "with the paired 95 % interval (Agresti and Min); p: McNemar's exact test, two-sided. Intervals and p: "
         f"{OVER_PROBLEMS}."
     ]
+    forms = [
+        f"{entry['stage']} {words}"
+        for entry in ladder["stages"]
+        if entry["score"] and (words := finished_in_words(entry["score"]))
+    ]
+    if forms:
+        notes.append(f"Form and skill: {'; '.join(forms)}.")
     if any(entry["over"] and not entry["test"] for entry in ladder["stages"]):
         notes.append("A gain is missing where there are no rows of both evaluations with common problems.")
     if partial:

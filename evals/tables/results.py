@@ -209,7 +209,7 @@ def _score_of(scores: Scores | None, name: str) -> Scores | None:
 
 def breakdown(scores: Scores) -> list[ResultTable]:
     """Build the tables that `scores.json` has data for, the counts first."""
-    tables = [counts_table(scores), ways_table(scores)]
+    tables = [counts_table(scores), sampled_table(scores), ways_table(scores)]
     by_benchmark = scores["benchmarks"].values()
     for score in by_benchmark:
         if len(score["categories"]) > 1:  # such as MMLU's subjects
@@ -227,7 +227,8 @@ def counts_table(scores: Scores) -> ResultTable:
     """One row per benchmark: both verdicts, and each reason why a reply counted as no answer."""
     names = ("no_answer", "many_answers", "unfinished", "truncated")
     columns = (
-        "Benchmark", "Asked", "Strict", "Lenient", "Not parsed", "Several answers", "Unfinished", "Cut", "Left out",
+        "Benchmark", "Asked", "Strict", "Lenient", "Finished", "Strict of finished", "Not parsed", "Several answers",
+        "Unfinished", "Cut", "Left out",
     )  # fmt: skip
     rows, data = [], []
     for name, score in scores["benchmarks"].items():
@@ -236,15 +237,65 @@ def counts_table(scores: Scores) -> ResultTable:
         verdicts = with_interval(score), with_interval(_lenient(score))
         has_repeats = score["rows"] != score["n"]
         size = f"{score['n']:,} ({score['rows']:,} rows)" if has_repeats else f"{score['n']:,}"
-        rows.append((marked_title(score), size, *verdicts, *counts, f"{left_out:,}"))
-        fields = ("n", "rows", "accuracy", "accuracy_rows", "interval", "accuracy_lenient", "interval_lenient", *names)
+        rows.append((marked_title(score), size, *verdicts, *_form_cells(score), *counts, f"{left_out:,}"))
+        fields = (
+            *("n", "rows", "accuracy", "accuracy_rows", "interval", "accuracy_lenient", "interval_lenient"),
+            *("finished", "finished_share", "accuracy_finished", *names),
+        )
         data.append({"benchmark": name, **{key: score.get(key) for key in fields}, "left_out": score["left_out"]})
     notes = (
         "Strict: exactly one candidate answer, thinking finished. Lenient: the last candidate counts. Percent with "
-        "the 95 % Wilson interval over problems, one vote a question. Cut: the token limit was reached. Left out: "
+        "the 95 % Wilson interval over problems, one vote a question. Finished: the reasoning and the answer ended, "
+        "which is form; strict of finished is skill. Cut: the token limit was reached. Left out: "
         "could not be asked, was an invalid record or could not be graded; not in the score.",
     )
     return ResultTable("Answers and failures", columns, tuple(rows), notes, tuple(data))
+
+
+def sampled_table(scores: Scores) -> ResultTable | None:
+    """mean@k and pass@k of sampled answers, if they were asked for."""
+    by_benchmark = scores.get("sampled") or {}
+    if not by_benchmark:
+        return None
+    ks = sorted({int(k) for score in by_benchmark.values() for k in score["pass_at"]} - {1})
+    rows, data, fewer = [], [], []
+    for name, score in by_benchmark.items():
+        passes = [score["pass_at"].get(str(k)) for k in ks]
+        left_out = sum(score["left_out"].values())
+        counts = f"{score['n']:,}", f"{score['samples']:,}"
+        shares = [with_interval(score), *map(with_interval, passes), *_form_cells(score)]
+        rows.append((marked_title(score), *counts, *shares, f"{left_out:,}"))
+        data.append({"benchmark": name, **{key: score[key] for key in ("n", "samples", "accuracy", "pass_at")}})
+        fewer += [
+            f"{score['title']}: {score['n'] - own['n']:,} questions have fewer than {k} graded answers, and are not in "
+            f"pass@{k}."
+            for k, own in zip(ks, passes, strict=True)
+            if own and own["n"] < score["n"]
+        ]
+    columns = ("Benchmark", "n", "Samples", "mean@k", *(f"pass@{k}" for k in ks), "Finished", "Strict of finished",
+               "Left out")  # fmt: skip
+    heat = scores["protocol"].get("sample_temperature")
+    notes = (
+        f"Sampled at temperature {heat:g}, strict. mean@k: the share right of a question's answers, over questions. "
+        "pass@k: the chance that one of k is right, by the unbiased estimate (Chen et al. 2021). Intervals over "
+        "problems. Left out: answers that could not be asked for or graded.",
+        *fewer,
+    )
+    return ResultTable("Sampled answers", columns, tuple(rows), notes, tuple(data))
+
+
+def _form_cells(score: Scores) -> tuple[str, str]:
+    shares = (score.get("finished_share"), score.get("accuracy_finished"))
+    first, second = (MISSING if share is None else f"{100 * share:.1f}" for share in shares)
+    return first, second
+
+
+def finished_in_words(score: Mapping[str, Any]) -> str:
+    """`91.2 % finished, 45.1 % of these right`; "" where it was not recorded."""
+    share, accuracy = score.get("finished_share"), score.get("accuracy_finished")
+    if share is None:
+        return ""
+    return f"{100 * share:.1f} % finished" + ("" if accuracy is None else f", {100 * accuracy:.1f} % of these right")
 
 
 def ways_table(scores: Scores) -> ResultTable | None:

@@ -170,6 +170,8 @@ class PairedTest(BaseModel):
     low: float
     high: float
     p: float
+    finished_share: dict[Literal["a", "b"], float | None] | None = None  # answers that ended; null: not of a mean
+    accuracy_finished: dict[Literal["a", "b"], float | None] | None = None  # strict, of those that ended
 
 
 class ComparisonOutput(BaseModel):
@@ -182,6 +184,7 @@ class ComparisonOutput(BaseModel):
     common: int
     only_in_a: int
     only_in_b: int
+    too_few_answers: int  # questions with fewer graded answers than the verdict pass@K needs
     benchmarks: dict[str, PairedTest]
     means: dict[str, PairedTest]
     changed: list[dict[str, JsonValue]]
@@ -310,8 +313,8 @@ class SweepOutput(Output):
     name: str
     file: str
     config: str
-    verdict: Literal["strict", "lenient"]
-    way: Literal["generate", "likelihood"]
+    verdict: str  # strict, lenient or pass@K
+    way: Literal["generate", "likelihood", "sampled"]
     after: str  # the evaluated stage
     arms: list[SweepRunOutput]
     metrics: list[MetricOutput]

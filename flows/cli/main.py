@@ -381,8 +381,10 @@ def compare(
             autocompletion=complete_stage,
         ),
     ],
-    verdict: Annotated[str, typer.Option(help="Grading of the answers: strict or lenient.")] = "strict",
-    way: Annotated[str, typer.Option(help="Answering mode: generate or likelihood.")] = "generate",
+    verdict: Annotated[
+        str, typer.Option(help="Grading of the answers: strict, lenient, or pass@K of sampled ones.")
+    ] = "strict",
+    way: Annotated[str, typer.Option(help="Answering mode: generate, likelihood or sampled.")] = "generate",
     changed: Annotated[int, typer.Option(min=0, help="Number of samples to print whose verdict changed.")] = 5,
     as_json: Json = False,
 ) -> None:

@@ -18,8 +18,9 @@ from nautile.common.metrics import metric
 from nautile.common.text import did_you_mean, dollars, duration
 from nautile.configs.changes import differences
 from nautile.evals.running.rows import SampleRow, read_rows
-from nautile.evals.scoring.comparison import compare, whose_gain
+from nautile.evals.scoring.comparison import FORM, compare, whose_gain
 from nautile.evals.scoring.intervals import OVER_PROBLEMS
+from nautile.evals.scoring.scores import k_of
 from nautile.flows.named import named_or_newest
 from nautile.flows.run_state import MOST_SEARCHED, PLAN, RUNS, STEPS, Query, output_of, reading, run_named
 from nautile.flows.sweep.arms import EVALUATE
@@ -35,10 +36,12 @@ VERDICTS = ("strict", "lenient")
 
 def check_choices(verdict: str, way: str) -> None:
     """Raise `ConfigError` for an unknown `--verdict` or `--way`."""
-    if verdict not in VERDICTS:
-        raise ConfigError(f"--verdict {verdict}: must be {' or '.join(VERDICTS)}")
+    if verdict not in VERDICTS and not k_of(verdict):
+        raise ConfigError(f"--verdict {verdict}: must be {' or '.join(VERDICTS)}, or pass@K with --way sampled")
     if way not in WAYS:
         raise ConfigError(f"--way {way}: must be {' or '.join(WAYS)}")
+    if k_of(verdict) and way != "sampled":
+        raise ConfigError(f"--verdict {verdict}: needs several answers to a question: add --way sampled")
 
 
 def evaluated(store: Store) -> dict[str, str]:
@@ -261,6 +264,7 @@ def _scores(
     rows = [
         {"stage": label.removeprefix(EVALUATE), "benchmark": name, "same": same}
         | {field: test[field] for field in ("title", "not_screened", "n", "a", "b", "lead", "low", "high", "p")}
+        | {field: test.get(field) for field in FORM}
         | {"gain": "the same evaluation" if same else whose_gain(test), "over": comparison["over"]}
         | {"recipe_seeds": recipe_seeds(recipes, label, name)}
         for name, test in (*comparison["benchmarks"].items(), *comparison["means"].items())

@@ -34,7 +34,8 @@ from nautile.tasks.reporting.other_seeds import Accuracies, accuracies_by_seed, 
 Query = Callable[..., list[CatalogRow]]  # SQL and its parameters -> rows
 Record = dict[str, Any]
 Votes = dict[tuple[str, str], float]  # id and digest of a question -> vote
-WAYS = {"generate": "rows.jsonl", "likelihood": "likelihood.jsonl"}
+# Answering mode -> file of an evaluation. "sampled": several answers to a question, which share its vote.
+WAYS = {"generate": "rows.jsonl", "likelihood": "likelihood.jsonl", "sampled": "sampled.jsonl"}
 
 _RUN = "SELECT run FROM runs WHERE config = ? ORDER BY newest DESC LIMIT 1"
 
@@ -228,11 +229,12 @@ def _votes_by_arm(store: Store, record: Record) -> dict[str, dict[int | None, di
 
 
 def question_votes(rows: Sequence[SampleRow], verdict: str) -> dict[str, Votes]:
-    """Benchmark -> the votes by question, without questions that were left out."""
+    """Benchmark -> the votes by question, without those left out or with too few answers for a verdict "pass@K"."""
     votes: dict[str, Votes] = defaultdict(dict)
     for question in by_question(row for row in rows if row["left_out"] is None):
-        first = question[0]
-        votes[first["benchmark"]][first["id"], first["prompt_digest"]] = vote(question, verdict)
+        first, own = question[0], vote(question, verdict)
+        if own is not None:
+            votes[first["benchmark"]][first["id"], first["prompt_digest"]] = own
     return votes
 
 

@@ -16,7 +16,12 @@ from nautile.evals.tables.ladder import Ladder
 from nautile.store.catalog import CatalogRow
 
 Accuracies = dict[str, dict[str, dict[str, float]]]  # label of the evaluation -> benchmark or mean -> seed -> share
-FIGURES = {("strict", "generate"): "accuracy", ("lenient", "generate"): "accuracy_lenient"}
+# Another verdict of sampled answers, pass@K, has its own name.
+FIGURES = {
+    ("strict", "generate"): "accuracy",
+    ("lenient", "generate"): "accuracy_lenient",
+    ("strict", "sampled"): "sampled",
+}
 TRAINING_SEEDS = ("data", "weights", "sampling")
 LIKELIHOOD = "likelihood"  # has one verdict
 # The accuracies of all runs with the recipe of a run, oldest first. (merge patch, run, figure)
@@ -36,7 +41,7 @@ def accuracies_by_seed(
     """The accuracies of the recipe of `run` by evaluation, benchmark and seed; empty if its plan is not recorded."""
     if run is None:
         return {}
-    figure = FIGURES.get((verdict, way), LIKELIHOOD)
+    figure = FIGURES.get((verdict, way), LIKELIHOOD if way == LIKELIHOOD else verdict)
     # (label, benchmark) -> seed -> (execution, share)
     measured: dict[tuple[str, str], dict[str, tuple[str, float]]] = {}
     for row in query(_OF_RECIPE, json.dumps(_without()), run, figure):

@@ -56,3 +56,38 @@ def test_an_endpoint_that_stops_half_way_is_gone_on_with(tmp_path):
 def test_an_endpoint_is_asked_by_generation_alone(tmp_path):
     with FakeOpenAI() as server, pytest.raises(ConfigError, match="endpoint 'it' supports only `generate`"):
         evaluate.work(job(tmp_path, server, asked=ASKED.model_copy(update={"ways": ("likelihood",)})))
+
+
+@pytest.mark.slow
+def test_sampled_answers_stand_beside_the_greedy_ones(tmp_path):
+    """Each with a request of its own. The second sample of each question is wrong, and the run goes on from a stop."""
+    seen = set()
+
+    def reply(body):
+        again = body["temperature"] > 0 and body["messages"][0]["content"] in seen
+        if body["temperature"] > 0:
+            seen.add(body["messages"][0]["content"])
+        return "Z" if again else "A"
+
+    asked = ASKED.model_copy(update={"samples": 2, "sample_temperature": 0.7})
+    with FakeOpenAI(reply) as server:
+        done = job(tmp_path, server, asked=asked)
+        evaluate.work(done)
+        assert sorted(body["temperature"] for body in server.bodies) == [0.0] * 8 + [0.7] * 16
+        evaluate.work(job(tmp_path, server, asked=asked))
+        assert len(server.bodies) == 24
+    out = done.output("evaluation")
+    scores = json.loads((out / "scores.json").read_text())
+    own, greedy = scores["sampled"]["wiki_choice"], scores["benchmarks"]["wiki_choice"]
+    assert (own["n"], own["samples"], own["rows"]) == (8, 2, 16)
+    assert own["pass_at"]["2"]["accuracy"] == greedy["accuracy"] == 2 * own["accuracy"] > 0
+    rows = [json.loads(line) for line in (out / "sampled.jsonl").read_text().splitlines()]
+    assert sorted((row["index"], row["sample"]) for row in rows) == [(n, k) for n in range(8) for k in range(2)]
+    assert "Sampled answers" in (out / "breakdown.md").read_text()
+
+
+def test_samples_need_generated_answers():
+    with pytest.raises(ValueError, match='add "generate" to `ways`'):
+        EvaluateConfig(benchmarks=(), ways=("likelihood",), samples=2)
+    with pytest.raises(ValueError, match="sample_temperature: it is that of `samples`"):
+        EvaluateConfig(benchmarks=(), sample_temperature=0.5)

@@ -7,7 +7,7 @@ from nautile.data.chat_template import ParsedReply
 from nautile.evals.benchmarks.items import BenchmarkItem
 from nautile.evals.running.answerers import Answer, SkippedQuestion
 from nautile.evals.running.rows import sample_readings
-from nautile.evals.running.runner import evaluate, sample_seed
+from nautile.evals.running.runner import evaluate, sample_seed, with_samples
 from nautile.evals.scoring.scores import score
 
 
@@ -141,9 +141,24 @@ def test_a_model_that_stops_answering_keeps_what_it_answered(items, model, tmp_p
 
 
 def test_seeds_tell_samples_apart_and_never_change():
-    assert sample_seed(3, "gsm8k", 7) == sample_seed(3, "gsm8k", 7)
-    seeds = {sample_seed(s, b, i) for s in (0, 1) for b in ("gsm8k", "piqa") for i in range(5)}
-    assert len(seeds) == 20
+    def item(benchmark, index):
+        return BenchmarkItem(benchmark, index, str(index), "?", "number", "1")
+
+    assert sample_seed(3, item("gsm8k", 7)) == (3, *sample_seed(0, item("gsm8k", 7))[1:])
+    each = [item(benchmark, index) for benchmark in ("gsm8k", "piqa") for index in range(5)]
+    each += with_samples(each, 3)
+    assert len({sample_seed(seed, one) for seed in (0, 1) for one in each}) == 80
+
+
+def test_several_answers_to_a_question_are_rows_of_their_own_and_none_is_asked_twice(items, model, tmp_path):
+    each, events = with_samples(items, 3), []
+    path = tmp_path / "sampled.jsonl"
+    evaluate(model(each[:30], lambda item: item.expected, batch=7), each[:30], path)
+    rest = model(each, lambda item: item.expected, batch=7)
+    rows = evaluate(rest, each, path, emit=lambda kind, **fields: events.append(kind))
+    assert [(row["index"], row["sample"]) for row in rows] == [(n, k) for n in range(40) for k in range(3)]
+    assert len(rest.asked) == 90
+    assert "sample" not in events, "the catalog has one sample a question, the greedy one"
 
 
 def test_readings_show_right_ones_and_every_kind_of_failure(items, model, tmp_path):

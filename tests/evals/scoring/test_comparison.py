@@ -126,3 +126,36 @@ def test_models_that_differ_on_no_question_may_differ_on_the_next():
     assert (lead, p) == (0.0, 1.0)
     assert high == -low == pytest.approx(1.96 / 42)
     assert paired_bootstrap([([0.0] * 8, [1.0] * 8)], [1.0])[:3] == (1.0, pytest.approx(1 - 1.96 / 10), 1.0)
+
+
+def test_sampled_answers_are_compared_by_their_shares_and_by_pass_at_k():
+    """Two questions of four answers: 1 and 2 right against 3 and 2. B has lost an answer to a third question."""
+    a, b = (
+        [
+            row("gsm8k", at, n < right, sample=n, finished=True, finished_thinking=True)
+            for at, right in enumerate(rights)
+            for n in range(4)
+        ]
+        for rights in ([1, 2, 0], [3, 2, 4])
+    )
+    b[-1]["left_out"] = "not_graded"
+    mean = compare(a, b)
+    assert mean["benchmarks"]["gsm8k"]["lead"] == pytest.approx((2 / 4 + 0 + 1) / 3)
+    assert (mean["common"], mean["only_in_a"], mean["changed"]) == (11, 1, [])
+    passed = compare(a, b, "pass@4")
+    assert passed["benchmarks"]["gsm8k"]["n"] == 2
+    assert (passed["benchmarks"]["gsm8k"]["lead"], passed["too_few_answers"]) == (0, 1)
+    assert "1 questions have too few graded answers and are left out." in comparison_table(passed, "A", "B").notes
+    with pytest.raises(ConfigError, match="--verdict pass@5: no question has so many graded answers"):
+        compare(a, b, "pass@5")
+
+
+def test_a_comparison_tells_form_from_skill():
+    a = [row("gsm8k", n, n < 3, finished=n < 5, finished_thinking=True) for n in range(10)]
+    b = [row("gsm8k", n, n < 6, finished=True, finished_thinking=True) for n in range(10)]
+    result = compare(a, b)
+    form = result["benchmarks"]["gsm8k"]
+    assert form["finished_share"] == {"a": 0.5, "b": 1.0}
+    assert form["accuracy_finished"] == {"a": 0.6, "b": 0.6}
+    expected = "GSM8K (0-shot): of A's answers 50.0 % finished, 60.0 % of these right; of B's 100.0 % finished, 60.0 %"
+    assert any(note.startswith(expected) for note in comparison_table(result, "A", "B").notes)

@@ -1,9 +1,12 @@
+from itertools import combinations
+from statistics import fmean
+
 import pytest
 
 from nautile.evals.benchmarks.registry import composites
-from nautile.evals.scoring.scores import composite, marked_title, score, summarise
+from nautile.evals.scoring.scores import composite, marked_title, pass_at_k, sampled, score, summarise
 from nautile.evals.tables import paper_figures as paper
-from nautile.evals.tables.results import counts_table
+from nautile.evals.tables.results import breakdown, counts_table, sampled_table
 from tests.support.servers.benchmark_hub import PUBLIC
 
 
@@ -174,3 +177,65 @@ def test_the_second_opinion_is_compared():
     for row, own in zip(mixed, (True, False, True, False), strict=True):
         row["own_scorer"] = own
     assert score("held_out", mixed)["own_scorer"] == {"n": 4, "agree": 2, "only_ours": 1, "only_own": 1}
+
+
+@pytest.mark.parametrize(("samples", "right"), [(8, 0), (8, 1), (8, 3), (8, 8), (5, 2)])
+def test_pass_at_k_is_the_share_of_all_subsets_with_a_right_answer(samples, right):
+    verdicts = [True] * right + [False] * (samples - right)
+    for k in range(1, samples + 1):
+        assert pass_at_k(samples, right, k) == pytest.approx(fmean(map(any, combinations(verdicts, k))))
+    assert pass_at_k(samples, right, samples + 1) is None
+
+
+def sampled_rows(verdicts):
+    """Rows of sampled answers: for each question its verdicts, None for one that was left out."""
+    (plain,) = rows("gsm8k", 1, 0)
+    return [
+        {
+            **plain, "index": question, "id": str(question), "prompt_digest": str(question), "sample": number,
+            "strict": verdict, "lenient": verdict, "left_out": "not_graded" if verdict is None else None,
+            "finished": verdict is not False,
+        }
+        for question, own in enumerate(verdicts)
+        for number, verdict in enumerate(own)
+    ]  # fmt: skip
+
+
+def test_sampled_answers_share_a_vote_and_a_missing_one_is_counted():
+    """Of four questions one has three of its four answers, so it is in pass@2 and not in pass@4."""
+    verdicts = [[True, True, False, False], [False] * 4, [True, None, False, False], [True] * 4]
+    own = sampled(sampled_rows(verdicts))["gsm8k"]
+    assert (own["n"], own["samples"], own["left_out"]) == (4, 4, {"not_graded": 1})
+    assert own["accuracy"] == pytest.approx(fmean([0.5, 0, 1 / 3, 1]))
+    passes = {k: (share["n"], share["accuracy"]) for k, share in own["pass_at"].items()}
+    assert passes == {
+        "1": (4, pytest.approx(own["accuracy"])),
+        "2": (4, pytest.approx(fmean([1 - 1 / 6, 0, 1 - 1 / 3, 1]))),
+        "4": (3, pytest.approx(2 / 3)),
+    }
+    assert own["finished_share"] == 7 / 15
+    table = sampled_table({"sampled": {"gsm8k": own}, "protocol": {"sample_temperature": 0.7}})
+    assert table.columns[3:6] == ("mean@k", "pass@2", "pass@4")
+    assert table.rows[0][-1] == "1"
+    assert "GSM8K (0-shot): 1 questions have fewer than 4 graded answers, and are not in pass@4." in table.notes
+
+
+def test_sampled_answers_have_a_table_and_leave_the_other_scores_alone():
+    one = rows("gsm8k", 3, 1)
+    alone = summarise(one, "m", {"sample_temperature": 1.0})
+    both = summarise(one, "m", {"sample_temperature": 1.0}, sampled_rows=sampled_rows([[True, False]] * 4))
+    assert {name: part for name, part in both.items() if name != "sampled"} == alone
+    assert [table.title for table in breakdown(both)] == ["Answers and failures", "Sampled answers"]
+    nothing = sampled(sampled_rows([[None, None]]))["gsm8k"]
+    assert (nothing["accuracy"], nothing["pass_at"], nothing["samples"]) == (None, {}, 0)
+
+
+def test_form_and_skill_are_told_apart():
+    """Of ten answers two were cut off; of the eight that ended six are right."""
+    ended = rows("gsm8k", 6, 2, finished=True)
+    cut = [{**row, "id": f"c{row['id']}"} for row in rows("gsm8k", 0, 2, finished=False, truncated=True)]
+    result = score("gsm8k", [*ended, *cut])
+    assert (result["finished"], result["finished_share"], result["accuracy_finished"]) == (8, 0.8, 0.75)
+    assert counts_table({"benchmarks": {"gsm8k": result}}).rows[0][4:6] == ("80.0", "75.0")
+    unknown = score("gsm8k", rows("gsm8k", 3, 1))
+    assert (unknown["finished_share"], unknown["accuracy_finished"]) == (None, None)

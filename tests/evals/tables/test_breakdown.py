@@ -40,7 +40,7 @@ def test_failures_are_counted_beside_both_verdicts():
     shown = {entry[0]: entry for entry in tables()["Answers and failures"].rows}
     assert shown["MMLU"][1] == "11"
     assert shown["MMLU"][2].startswith("36.4 [")
-    assert shown["MMLU"][4:] == ("2", "1", "0", "1", "0")
+    assert shown["MMLU"][6:] == ("2", "1", "0", "1", "0")
 
 
 def test_both_ways_of_asking_stand_beside_each_other():
