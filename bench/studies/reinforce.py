@@ -79,7 +79,11 @@ def policy_arms(dose: float) -> dict[str, tuple[str, ...]]:
     }
 
 
-TRACE_ARMS = {"self-distillation": (), "self-distillation, unweighted": ('self_distill.weights="ones"',)}
+FROM_START = 'self_distill.start="pretrain"'
+TRACE_ARMS = {
+    "self-distillation": (FROM_START,),
+    "self-distillation, unweighted": (FROM_START, 'self_distill.weights="ones"'),
+}
 
 
 def sweep_text(seed: int, shared: Sequence[str], arms: Mapping[str, Sequence[str]], until: str) -> str:

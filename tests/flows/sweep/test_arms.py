@@ -167,3 +167,19 @@ def test_the_shipped_sweep_is_found_by_its_name_and_its_controls_share_the_start
             assert keys["ladder"][label] == sweep.runs[0].prepared.steps[[*labels["ladder"]].index(label)].key
     with pytest.raises(ConfigError, match=r"no sweep 'local_control' .did you mean 'local_controls'"):
         read_sweep(Path("local_control"), store)
+
+
+def test_the_shipped_study_trains_every_arm_from_the_added_weights(store):
+    """In the order in which the page lists them; arms of other stages leave those of the others out."""
+    added = checkpoint(store, "published", stage="add")
+    sweep = read_sweep(Path("study_370m"), store, many=True)
+    labels = {run.arm: [step.label for step in run.prepared.steps][1:] for run in sweep.runs}
+    assert labels.pop("supervised") == ["supervise", "evaluate:supervise"]
+    for arm in ("self-distillation", "self-distillation, unweighted"):
+        assert labels.pop(arm) == ["self_distill", "evaluate:self_distill"]
+    assert len(labels) == 9
+    assert {tuple(own) for own in labels.values()} == {("reason", "evaluate:reason")}
+    assert {run.prepared.steps[1].inputs["checkpoint"] for run in sweep.runs} == {added.full_id}
+    assert {run.config.model.compute_dtype for run in sweep.runs} == {"bfloat16"}
+    drawn = [run.config.self_distill.problems.count for run in sweep.runs if run.arm.startswith("self")]
+    assert {16 * 300} == {*drawn}, "as many completions as 300 updates of 16 problems"

@@ -20,15 +20,19 @@ ITEMS = [
 ]
 
 
-def checkpoint(store: Store, name: str, label: str = "pretrain", model: str = "small") -> Artifact:
-    """Publish a checkpoint without weights; `model` stands for its shape."""
-    key = stage_key("pretrain", 1, {"name": name}, {})
+def checkpoint(
+    store: Store,
+    name: str,
+    label: str = "pretrain",
+    stage: str = "pretrain",
+    **config: object,
+) -> Artifact:
+    """Publish a checkpoint without weights. `config`: of its config.json, whose `model` stands for its shape."""
+    key = stage_key(stage, 1, {"name": name}, {})
     folder = store.staging(key) / "output"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model": model}))
-    return store.publish(
-        "checkpoint", key, folder, stage="pretrain", version=1, config={}, inputs={}, facts={}, label=label
-    )
+    (folder / "config.json").write_text(json.dumps({"model": "small", **config}))
+    return store.publish("checkpoint", key, folder, stage=stage, version=1, config={}, inputs={}, facts={}, label=label)
 
 
 def evaluation(
