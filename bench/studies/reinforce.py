@@ -4,7 +4,7 @@
         [--results bench/studies/results/reinforce.json]
 
 Each cell is a run of `nautile sweep` (bench/studies/reinforce.toml), which resumes after a stop. Finished cells are
-kept in the results file; a later machine without the store goes on from it and repeats none of them. A seed draws the
+kept in the results file; a later machine without the store goes on from it and repeats no whole seed. A seed draws the
 text, its table of wrong facts, the weights, the problems of training and the samples; the test problems are the same
 for all.
 
@@ -18,6 +18,8 @@ Decided before any cell ran (docs/results/rl.md has the outcome):
    so beside every comparison with plain. Self-distillation and supervised training keep the default run's rates.
 2. Dose control. Objective "constant" with the weight that is the median of the balance's factor over all groups and
    updates of the two balanced cells of the chosen rate, rounded to two decimals.
+   Added before any cell ran, for lack of processor time: the arms may begin when seed 1 alone has its rates. The rate
+   and the weight then stay for all seeds of the arms, and the page says what seed 2 would have chosen.
 3. Primary contrast: balanced over the group against its dose control, mean@8 at temperature 1 on 4,000 fixed problems
    after 300 updates, over ten seeds, paired, by Student's t (`evals.scoring.over_seeds`). Smallest effect of interest:
    one point. The balance helps if the interval is above 0, hurts if it is below 0, makes no difference that matters if
@@ -25,7 +27,8 @@ Decided before any cell ran (docs/results/rl.md has the outcome):
    verdict.
 4. Secondary, one family corrected by Holm: each other arm's lead over plain in mean@8. Greedy accuracy, pass@8, the
    length of the update, the factor, entropy, lengths by sign and the share of live groups are shown and not tested.
-5. All arms of a seed run before the next seed begins, so that a stop leaves whole seeds. Whatever has not run is said.
+5. All arms of a seed run before the next seed begins, so that a stop leaves whole seeds, in the order of the tables'
+   priority: the primary contrast first. Whatever has not run is said.
 """
 
 import os
@@ -100,32 +103,74 @@ def _toml(settings: Sequence[str]) -> str:
     return "[" + ", ".join(f"'{setting}'" for setting in settings) + "]"
 
 
-def sweep(store: Store, name: str, text: str) -> list[Mapping[str, Any]]:
-    """Run a sweep to its end; returns the runs of its record."""
+def sweep(store: Store, name: str, text: str) -> None:
+    """Run a sweep to its end. Its exit ends this program, whose next start goes on."""
     store.root.mkdir(parents=True, exist_ok=True)
     file = store.root / f"{name}.toml"
     file.write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "nautile.flows.cli.main", "sweep", file, "--yes", "--parallel", "1"]
     subprocess.run(command, cwd=ROOT, env=os.environ | {"NAUTILE_STORE": str(store.root)}, check=True)
+
+
+def recorded(store: Store, name: str) -> list[Mapping[str, Any]]:
+    """The runs of a sweep's record."""
     runs: list[Mapping[str, Any]] = read_json(store.sweeps / f"{name}.json")["runs"]
     return runs
 
 
-def read_cell(store: Store, run: Mapping[str, Any], stage: str, **about: Any) -> Cell:
-    """The figures of a finished run: of the checkpoint of `stage`, its metrics and its evaluation."""
+def collect(store: Store, cells: list[Cell], file: Path) -> None:
+    """Add the finished runs of this store's sweeps to the cells, and write them to the results file."""
+    known = {(cell["phase"], cell["seed"], cell["arm"], cell["rate"]) for cell in cells}
+    for path in sorted(store.sweeps.glob("*.json")):
+        phase, seed, *_ = path.stem.split("-")
+        for run in read_json(path)["runs"]:
+            labels = [step["label"] for step in run["steps"]]
+            rate = setting(run, "reason.policy.optimizer.learning_rate")
+            about = {"phase": "rates" if phase == "rates" else "arms", "seed": int(seed), "rate": rate}
+            wanted = [(run["arm"].removesuffix(f" {rate:g}"), run["after"].partition(":")[2])]
+            if about["phase"] == "arms" and run["arm"] == PRIMARY:
+                wanted.append(("the start", "pretrain"))
+            for arm, stage in wanted:
+                if (about["phase"], about["seed"], arm, rate) in known or f"evaluate:{stage}" not in labels:
+                    continue
+                if cell := read_cell(store, run, stage):
+                    cells.append({**about, "arm": arm, "weight": setting(run, "reason.negative_weight"), **cell})
+    cells.sort(key=lambda cell: (cell["phase"] == "arms", cell["seed"]))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, {"cells": cells})
+
+
+def setting(run: Mapping[str, Any], field: str) -> float | None:
+    """The number that a run's settings give a field; None without one."""
+    values = [float(text.partition("=")[2]) for text in run["settings"] if text.startswith(f"{field}=")]
+    return values[-1] if values else None
+
+
+def read_cell(store: Store, run: Mapping[str, Any], stage: str) -> Cell | None:
+    """The figures of a run: of the checkpoint of `stage`, its metrics, its evaluation; None if it has not finished."""
     keys = {step["label"]: step["key"] for step in run["steps"]}
     checkpoint, evaluation = store.find("checkpoint", keys[stage]), store.find("evaluation", keys[f"evaluate:{stage}"])
     if checkpoint is None or evaluation is None:
-        raise SystemExit(f"{run['name']} has not finished: start the same command again")
+        return None
     facts, scores = checkpoint.manifest["facts"], read_json(evaluation.path / "scores.json")
     kept = ("guard", "balance_factor", "distance", "updates", "groups", "no_signal", "refilled", "rounds")
+    found = {name: facts[name] for name in kept if name in facts}
+    for row in found.get("guard", ()):
+        row.pop("outcomes", None)  # a thousand digits each
+    for row in found.get("rounds", ()):
+        row.pop("curriculum", None)
     return {
-        **about,
-        "facts": {name: facts[name] for name in kept if name in facts},
+        "facts": found,
         "metrics": metrics_of(store, checkpoint),
-        "greedy": scores["benchmarks"].get(HELD_OUT),
-        "sampled": scores.get("sampled", {}).get(HELD_OUT),
+        "greedy": figures(scores["benchmarks"].get(HELD_OUT)),
+        "sampled": figures(scores.get("sampled", {}).get(HELD_OUT)),
     }
+
+
+def figures(score: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What a cell keeps of a score."""
+    names = ("n", "accuracy", "pass_at", "samples", "finished_share", "accuracy_finished", "left_out")
+    return score and {name: score[name] for name in names if name in score}
 
 
 def metrics_of(store: Store, checkpoint: Artifact) -> dict[str, Any]:
@@ -148,26 +193,23 @@ def metrics_of(store: Store, checkpoint: Artifact) -> dict[str, Any]:
 def run_rates(store: Store, cells: list[Cell], file: Path, seeds: Sequence[int]) -> None:
     """Run the cells of rule 1 that are missing, and one rate more if the best is at an end of the grid."""
     rates = list(RATES)
+    shared = [
+        f"reason.policy.steps={RATE_STEPS}",
+        "reason.policy.guard_every=50",
+        "reason.policy.guard_problems=1000",
+        "evaluate.held_out.count=16",
+    ]
     while True:
         for seed in seeds:
             known = {(c["arm"], c["rate"]) for c in cells if c["phase"] == "rates" and c["seed"] == seed}
             missing = [(arm, rate) for rate in rates for arm in RATE_ARMS if (arm, rate) not in known]
-            arms = {f"{arm} {rate:g}": (*RATE_ARMS[arm], _rate(rate)) for arm, rate in missing}
-            shared = [
-                f"reason.policy.steps={RATE_STEPS}",
-                "reason.policy.guard_every=50",
-                "reason.policy.guard_problems=1000",
-                "evaluate.held_out.count=16",
-            ]
-            if not arms:
-                continue
-            runs = sweep(store, f"rates-{seed}-{len(rates)}", sweep_text(seed, shared, arms, "evaluate:reason"))
-            for run, (arm, rate) in zip(runs, missing, strict=True):
-                cells.append(read_cell(store, run, "reason", phase="rates", arm=arm, rate=rate, seed=seed))
-            save(file, cells)
+            if missing:
+                arms = {f"{arm} {rate:g}": (*RATE_ARMS[arm], _rate(rate)) for arm, rate in missing}
+                sweep(store, f"rates-{seed}-{len(rates)}", sweep_text(seed, shared, arms, "evaluate:reason"))
+                collect(store, cells, file)
         best = best_rate(cells)
         further = best / 2 if best == min(rates) else best * 2 if best == max(rates) else None
-        if further is None or len(rates) > len(RATES) or set(seeds) != set(RATE_SEEDS):
+        if further is None or len(rates) > len(RATES):
             return
         rates.append(further)
 
@@ -197,38 +239,38 @@ def best_rate(cells: Sequence[Cell]) -> float:
 
 
 def dose(cells: Sequence[Cell]) -> float:
-    """The weight of rule 2. Both seeds have as many groups, so the median of all is near the mean of their medians."""
+    """The weight of rule 2. All seeds have as many groups, so the median of all is near the mean of their medians."""
     rate = best_rate(cells)
     chosen = [c for c in cells if c["phase"] == "rates" and c["arm"] == PRIMARY and c["rate"] == rate]
     return round(fmean(cell["facts"]["balance_factor"]["median"] for cell in chosen), 2)
 
 
+def settled(cells: Sequence[Cell]) -> tuple[float, float]:
+    """The rate and the weight of the dose control: those of the arms that have run, else by the rules."""
+    for cell in cells:
+        if cell["phase"] == "arms" and cell["arm"] == CONTROL:
+            return cell["rate"], cell["weight"]
+    return best_rate(cells), dose(cells)
+
+
 def run_arms(store: Store, cells: list[Cell], file: Path, seeds: Sequence[int]) -> None:
-    """Run all arms of each seed that has not all of them yet."""
-    shared = [_rate(best_rate(cells)), f"evaluate.samples={SAMPLES}", f"evaluate.held_out.count={PROBLEMS}"]
-    arms = policy_arms(dose(cells))
+    """Run the arms that are missing, seed by seed."""
+    rate, weight = settled(cells)
+    shared = [_rate(rate), f"evaluate.samples={SAMPLES}", f"evaluate.held_out.count={PROBLEMS}"]
     for seed in seeds:
         known = {cell["arm"] for cell in cells if cell["phase"] == "arms" and cell["seed"] == seed}
-        if known >= {*arms, *TRACE_ARMS, SUPERVISED}:
-            continue
-        about = {"phase": "arms", "seed": seed}
-        runs = sweep(store, f"arms-{seed}", sweep_text(seed, shared, {**arms, **TRACE_ARMS}, "evaluate:reason"))
-        found = [read_cell(store, runs[0], "pretrain", arm="the start", **about)]
-        for run in runs:
-            stage = "self_distill" if run["arm"] in TRACE_ARMS else "reason"
-            found.append(read_cell(store, run, stage, arm=run["arm"], **about))
-        start = next(step["key"] for step in runs[0]["steps"] if step["label"] == "pretrain")
-        more = {SUPERVISED: (*SUPERVISED_ARM, f'pretrain.start="checkpoint/{start}"')}
-        (run,) = sweep(store, f"supervised-{seed}", sweep_text(seed, shared, more, "evaluate:pretrain"))
-        found.append(read_cell(store, run, "pretrain", arm=SUPERVISED, **about))
-        cells[:] = [cell for cell in cells if (cell["phase"], cell["seed"]) != ("arms", seed)] + found
-        save(file, cells)
-
-
-def save(file: Path, cells: Sequence[Cell]) -> None:
-    """Write the results file: one cell a line, so that a later version's difference shows the cells that are new."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, {"cells": list(cells)})
+        # All of them, also those that the results file has of another machine: the sweep's file stays the same.
+        arms = {**policy_arms(weight), **TRACE_ARMS}
+        if not known >= {*arms}:
+            sweep(store, f"arms-{seed}", sweep_text(seed, shared, arms, "evaluate:reason"))
+            collect(store, cells, file)
+        if SUPERVISED not in known:
+            start = next(
+                step["key"] for step in recorded(store, f"arms-{seed}")[0]["steps"] if step["label"] == "pretrain"
+            )
+            more = {SUPERVISED: (*SUPERVISED_ARM, f'pretrain.start="checkpoint/{start}"')}
+            sweep(store, f"supervised-{seed}", sweep_text(seed, shared, more, "evaluate:pretrain"))
+            collect(store, cells, file)
 
 
 def markdown(cells: Sequence[Cell]) -> str:
@@ -251,7 +293,9 @@ def rates_table(cells: Sequence[Cell]) -> str:
                 mean = _percent(fmean(own.values()))
                 rows.append([arm, f"{rate:g}", *(_percent(own.get(seed)) for seed in seeds), mean])
     table = markdown_table(["arm", "rate", *(f"seed {seed}" for seed in seeds), "mean"], rows)
-    return f"{table}\n\nThe rate is {best_rate(cells):g}; the dose control's weight, its median factor, {dose(cells)}."
+    found = f"{best_rate(cells):g}; the median factor of the balanced cells there is {dose(cells)}"
+    rate, weight = settled(cells)
+    return f"{table}\n\nThe best rate is {found}. The arms have {rate:g}, and the dose control a weight of {weight}."
 
 
 def values_of(cells: Sequence[Cell], arm: str, figure: str) -> dict[int, float]:
@@ -354,6 +398,7 @@ def main() -> None:
     parser.add_argument("phase", choices=("rates", "arms", "report"))
     arguments = parser.parse_args()
     store, cells = Store(arguments.store.absolute()), (read_json(arguments.results) or {"cells": []})["cells"]
+    collect(store, cells, arguments.results)
     if arguments.phase == "rates":
         run_rates(store, cells, arguments.results, [seed for seed in arguments.seeds if seed in RATE_SEEDS])
     elif arguments.phase == "arms":
