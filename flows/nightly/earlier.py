@@ -29,7 +29,8 @@ from nautile.store.artifacts import Artifact, Store
 from nautile.store.manifest import recorded_execution
 
 ROWS = "rows.jsonl"
-_PER_BENCHMARK = ("sources", "likelihood")  # protocol fields that may differ: rows are paired by their prompts
+# Protocol fields that may differ: rows are paired by their prompts, and sampled answers are no part of the comparison.
+_PER_BENCHMARK = ("sources", "likelihood", "samples", "sample_temperature")
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,12 @@ def test_only_comparable_evaluations_are_used(store, made):
     assert earlier.skipped == {"of another model": 1, "by another protocol": 1, "without a row for each question": 1}
 
 
+def test_sampled_answers_beside_the_greedy_ones_are_no_other_protocol(store, made):
+    plain = made("plain", protocol={"shots": 0})
+    sampled = made("sampled", protocol={"shots": 0, "samples": 8, "sample_temperature": 1.0})
+    assert ids(find_earlier(store, sampled, ScheduleConfig(against=("last",)))) == {"last": plain.id}
+
+
 def test_one_that_lacks_a_score_can_be_the_last_but_not_the_best(store, made):
     half = [item for item in ITEMS if item.benchmark == "sums"]
     best = made("whole")
