@@ -1,7 +1,7 @@
 """Does the gradient balance help, or any smaller weight on the negatives, or more training? Rates, then arms by seed.
 
     python bench/studies/reinforce.py rates|arms|report [--seeds 1 2] [--store .nautile/reinforce]
-        [--results bench/studies/results/reinforce.json]
+        [--results bench/studies/results/reinforce.json] [--figure docs/results/rl-balance.svg]
 
 Each cell is a run of `nautile sweep` (bench/studies/reinforce.toml), which resumes after a stop. Finished cells are
 kept in the results file; a later machine without the store goes on from it and repeats no whole seed. A seed draws the
@@ -36,6 +36,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -44,6 +45,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.measure import argument_parser
 from bench.studies.ladder import PROCESSOR
+from nautile.common.figures import COLOURS, draw
 from nautile.common.files import read_json, write_json
 from nautile.common.text import markdown_table
 from nautile.evals.benchmarks.stand_ins import HELD_OUT
@@ -162,12 +164,12 @@ def read_cell(store: Store, run: Mapping[str, Any], stage: str) -> Cell | None:
     return {
         "facts": found,
         "metrics": metrics_of(store, checkpoint),
-        "greedy": figures(scores["benchmarks"].get(HELD_OUT)),
-        "sampled": figures(scores.get("sampled", {}).get(HELD_OUT)),
+        "greedy": kept_of_score(scores["benchmarks"].get(HELD_OUT)),
+        "sampled": kept_of_score(scores.get("sampled", {}).get(HELD_OUT)),
     }
 
 
-def figures(score: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def kept_of_score(score: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """What a cell keeps of a score."""
     names = ("n", "accuracy", "pass_at", "samples", "finished_share", "accuracy_finished", "left_out")
     return score and {name: score[name] for name in names if name in score}
@@ -370,6 +372,37 @@ def primary(cells: Sequence[Cell]) -> str:
     return f"{text}. Open."
 
 
+def figure(cells: Sequence[Cell]) -> str:
+    """An SVG: guard accuracy by update, arm and rate; and mean@8 of each arm and seed, where arms have run."""
+    title = "Accuracy on guard problems by update, and mean@8 after 300 updates by arm"
+    return draw(title, (8.4, 3.6), partial(_paint, cells))
+
+
+def _paint(cells: Sequence[Cell], canvas: Any) -> None:
+    readings: dict[tuple[str, float], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for cell in cells:
+        if cell["phase"] == "rates":
+            for row in cell["facts"]["guard"]:
+                readings[cell["arm"], cell["rate"]][row["step"]].append(100 * row["correct"] / row["n"])
+    arms = list(dict.fromkeys(cell["arm"] for cell in cells if cell["phase"] == "arms"))
+    axes, *more = canvas.subplots(1, 2 if arms else 1, squeeze=False)[0]
+    rates = sorted({rate for _, rate in readings})
+    for (arm, rate), by_step in sorted(readings.items(), key=lambda entry: entry[0][1]):
+        line = "-" if arm == PLAIN else "--"
+        colour = COLOURS[rates.index(rate) % len(COLOURS)]
+        axes.plot(
+            [*by_step], [fmean(values) for values in by_step.values()], line, color=colour, label=f"{arm}, {rate:g}"
+        )
+    axes.set(xlabel="updates", ylabel="greedy, % of 1,000 guard problems")
+    axes.legend(frameon=False, fontsize=7)
+    for panel in more:
+        for place, arm in enumerate(arms):
+            values = values_of([cell for cell in cells if cell["phase"] == "arms"], arm, "mean")
+            panel.plot([100 * value for value in values.values()], [place] * len(values), "o", color=COLOURS[0])
+        panel.set(yticks=range(len(arms)), yticklabels=arms, xlabel="mean@8, % of 4,000 problems, a dot a seed")
+        panel.invert_yaxis()
+
+
 def _percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f}"
 
@@ -394,7 +427,13 @@ def _mean(values: Sequence[float | None], form: str) -> str:
 
 def main() -> None:
     results = Path("bench/studies/results/reinforce.json")
-    parser = argument_parser(__doc__, seeds=list(range(1, 11)), store=Path(".nautile/reinforce"), results=results)
+    parser = argument_parser(
+        __doc__,
+        seeds=list(range(1, 11)),
+        store=Path(".nautile/reinforce"),
+        results=results,
+        figure=ROOT / "docs/results/rl-balance.svg",
+    )
     parser.add_argument("phase", choices=("rates", "arms", "report"))
     arguments = parser.parse_args()
     store, cells = Store(arguments.store.absolute()), (read_json(arguments.results) or {"cells": []})["cells"]
@@ -403,6 +442,8 @@ def main() -> None:
         run_rates(store, cells, arguments.results, [seed for seed in arguments.seeds if seed in RATE_SEEDS])
     elif arguments.phase == "arms":
         run_arms(store, cells, arguments.results, arguments.seeds)
+    if cells:
+        arguments.figure.write_text(figure(cells), encoding="utf-8")
     print(markdown(cells), flush=True)
 
 

@@ -13,6 +13,7 @@ from bench.studies.reinforce import (
     TRACE_ARMS,
     best_rate,
     dose,
+    figure,
     markdown,
     policy_arms,
     primary,
@@ -83,6 +84,9 @@ def test_the_rate_is_the_best_of_both_arms_and_the_dose_is_its_median_factor():
     assert best_rate(cells) == 2e-4
     assert dose(cells) == 0.8
     assert "| plain | 0.0002 | 71.0 | 72.0 | 71.5 |" in markdown(cells)
+    ended = [arm_cell(PLAIN, 1, 0.7)]
+    assert "a dot a seed" not in figure(cells)
+    assert "a dot a seed" in figure(cells + ended)
 
 
 @pytest.mark.parametrize(
