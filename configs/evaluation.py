@@ -61,7 +61,7 @@ class EvaluateConfig(Section):
     temperature: NonNegativeFloat = 0.0  # 0: greedy decoding
     # Sampled answers to each question besides the one above, for mean@k and pass@k; None: none. Their temperature is
     # `sample_temperature`, or 1.
-    samples: PositiveInt | None = None
+    samples: int | None = Field(default=None, ge=1, le=4096)
     sample_temperature: PositiveFloat | None = None
     budget_dollars: Operational[Worker[NonNegativeFloat]] = 0.0  # a hard limit for each of `models`; 0: none
 

@@ -19,6 +19,7 @@ from nautile.configs.schema import RunConfig
 from nautile.configs.sweep import SweepConfig
 from nautile.evals.benchmarks.registry import composites, parts_of
 from nautile.evals.benchmarks.stand_ins import HELD_OUT
+from nautile.evals.scoring.scores import k_of
 from nautile.flows.dag import Step
 from nautile.flows.forecast import forecast_calls, forecast_lines
 from nautile.flows.selection import PreparedRun, Selection, is_in_store, prepare_run
@@ -253,10 +254,15 @@ def _checked_evaluation(path: Path, section: SweepConfig, runs: Sequence[SweepRu
         guess = did_you_mean(section.after, names)
         raise ConfigError(f"{path}: after: no evaluation of {section.after!r}{guess}; every arm has {', '.join(names)}")
     after = labels[-1] if section.after is None else EVALUATE + section.after
-    compared = zip(evaluations, (run.after or after for run in runs), strict=True)
-    known = set.intersection(
-        *({*_benchmarks(step)} for steps, label in compared for step in steps if step.label == label)
-    )
+    labelled = zip(evaluations, (run.after or after for run in runs), strict=True)
+    compared = [step for steps, label in labelled for step in steps if step.label == label]
+    if section.way == "sampled":
+        least = min(step.section["evaluate"]["samples"] or 0 for step in compared)
+        if least < (k_of(section.verdict) or 1):
+            raise ConfigError(
+                f"{path}: way: {section.verdict} of sampled answers, and an arm asks for {least}; set evaluate.samples"
+            )
+    known = set.intersection(*({*_benchmarks(step)} for step in compared))
     for name in section.benchmarks:
         if name not in known:
             raise ConfigError(

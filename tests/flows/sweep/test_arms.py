@@ -102,6 +102,9 @@ ARMS = '[[arms]]\nname = "a"\n'
         (f'until = "reson"\n{GRID}', "no stage 'reson'.*did you mean 'reason'"),
         (f'until = "index"\n{GRID}', "the arms have no common evaluation"),
         (f'after = "self"\n{GRID}', "no evaluation of 'self'.*; every arm has pretrain, align"),
+        (f'way = "sampled"\n{GRID}', "strict of sampled answers, and an arm asks for 0; set evaluate.samples"),
+        (f'way = "sampled"\nverdict = "pass@3"\nset = ["evaluate.samples=2"]\n{GRID}', "an arm asks for 2"),
+        (f'verdict = "pass@3"\n{GRID}', 'verdict pass@3: needs several answers to a question: add way = "sampled"'),
         (f'benchmarks = ["heldout"]\n{GRID}', r"'heldout' is not evaluated in every arm \(did you mean 'held_out'\?\)"),
     ],
 )
