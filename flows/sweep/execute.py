@@ -165,5 +165,7 @@ class _Workers:
 def command(sweep: Sweep, run: SweepRun) -> Sequence[str]:
     """The command line of a run's process, which ends with this one, also by SIGKILL."""
     settings = [word for setting in (*run.settings, f"name={run.run_name}") for word in ("--set", setting)]
-    until = ["--until", sweep.section.until] if sweep.section.until else []
+    # An arm with an evaluation of its own ends there, as it was checked: it may lack the last step of the others.
+    last = run.after or sweep.section.until
+    until = ["--until", last] if last else []
     return module_command("nautile.flows.cli.main", str(os.getpid()), "run", sweep.base, *settings, *until)

@@ -8,6 +8,7 @@ import pytest
 from nautile.common.errors import ConfigError
 from nautile.configs.load import changed
 from nautile.flows.sweep.arms import planned, read_sweep, toml_value
+from nautile.flows.sweep.execute import command
 from nautile.flows.sweep.report import saved_sweeps
 from tests.support.samples.evaluations import checkpoint
 from tests.support.stages.toy_cli import ROOT
@@ -149,6 +150,11 @@ def test_an_arm_with_an_evaluation_of_its_own_ends_there(read):
     assert sweep.after == "evaluate:self_distill"
     assert [step.label for step in sweep.runs[1].prepared.steps][-1] == "evaluate:pretrain"
     assert [run["after"] for run in sweep.record()["runs"]] == ["evaluate:self_distill", "evaluate:pretrain"]
+    other = read(f'until = "evaluate:reason"\n{text}')
+    assert [command(other, run)[-2:] for run in other.runs] == [
+        ["--until", "evaluate:reason"],
+        ["--until", "evaluate:pretrain"],
+    ], "the processes end where the plan does"
     with pytest.raises(ConfigError, match="every arm has an `after` of its own"):
         read('[[arms]]\nname = "a"\nafter = "align"\n[[arms]]\nname = "b"\nafter = "reason"\n')
     with pytest.raises(ConfigError, match=r"arm 'b': .*evaluate:alignn"):
