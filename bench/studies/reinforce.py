@@ -63,6 +63,7 @@ LEAST_SEEDS, SMALLEST_EFFECT = 5, 0.01
 GROUP = ('reason.objective="balanced"', 'reason.balance_over="group"')
 RATE_ARMS = {"plain": ('reason.objective="plain"',), "balanced over the group": GROUP}
 PLAIN, PRIMARY, CONTROL, SUPERVISED = "plain", "balanced over the group", "constant at the median factor", "supervised"
+START = "the start"
 # Positions of more text for about the processor time of 300 updates; its rate begins far below that of the start's.
 SUPERVISED_ARM = (
     'pretrain.phases=[{name = "synth", tokens = 1600000, mixture = {synth = 1.0}}]',
@@ -131,7 +132,7 @@ def collect(store: Store, cells: list[Cell], file: Path) -> None:
             about = {"phase": "rates" if phase == "rates" else "arms", "seed": int(seed), "rate": rate}
             wanted = [(run["arm"].removesuffix(f" {rate:g}"), run["after"].partition(":")[2])]
             if about["phase"] == "arms" and run["arm"] == PRIMARY:
-                wanted.append(("the start", "pretrain"))
+                wanted.append((START, "pretrain"))
             for arm, stage in wanted:
                 if (about["phase"], about["seed"], arm, rate) in known or f"evaluate:{stage}" not in labels:
                     continue
@@ -315,11 +316,9 @@ def values_of(cells: Sequence[Cell], arm: str, figure: str) -> dict[int, float]:
 
 def arms_table(cells: Sequence[Cell]) -> str:
     """A row for each arm: its accuracies over seeds, its lead over plain, and what was seen of its updates."""
-    names = list(dict.fromkeys(cell["arm"] for cell in cells))
+    names = sorted(dict.fromkeys(cell["arm"] for cell in cells), key=lambda name: name != START)
     plain = values_of(cells, PLAIN, "mean")
-    tested = [
-        name for name in names if name not in (PLAIN, "the start") and set(values_of(cells, name, "mean")) & set(plain)
-    ]
+    tested = [name for name in names if name not in (PLAIN, START) and set(values_of(cells, name, "mean")) & set(plain)]
     leads = {name: lead(plain, values_of(cells, name, "mean"), len(tested), PROBLEMS) for name in tested}
     ps = {name: test.p for name, test in leads.items() if test.p is not None}
     corrected = holm(ps)
