@@ -58,6 +58,7 @@ def fingerprint(value: Any) -> str:
 
 
 Delimiter = Annotated[str, Field(pattern=r"^(,|;|\||\t)$")]  # between the columns of a CSV
+Encoding = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$", max_length=40)]  # of a text file, by its name in Python
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 # Strict, because otherwise `true` would be read as 1 and 2.0 as 2. Below 2**31, which JAX and every vendor's API take.

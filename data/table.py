@@ -1,18 +1,23 @@
-"""Strict reader of a user's table: CSV, JSON lines or Parquet with named columns, in UTF-8.
+"""Strict reader of a user's table: CSV, JSON lines or Parquet with named columns.
 
-The file is read once into memory, so that the digest is that of the parsed content; a file that changes meanwhile is
+The delimiter and the encoding of a text file are named by the caller, or found: UTF-8, or UTF-16 and UTF-32 by the mark
+at the beginning; the delimiter that gives all of the first rows the columns of the header. Other encodings are not
+guessed, because every byte is a letter in each of them: a wrong guess would change words without an error. The file is read once into memory, so that the digest is that of the parsed content; a file that changes meanwhile is
 rejected, and so is one that unpacks to far more than its size (`unpacked_limit`). Row numbers in messages count rows of
 data from 1; for CSV the line is given too.
 """
 
+import codecs
 import csv
 import hashlib
 import io
 import json
+import logging
 import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +28,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import distinct_members, refuse_constant
 from nautile.common.input_files import open_regular, unpacked_limit
 from nautile.common.text import first_line
-from nautile.data.sources.local_files import NO_FORM, refuse_utf16, text_bytes, text_leaves
+from nautile.data.sources.local_files import NO_FORM, text_bytes, text_leaves
 
 LONGEST_LINE = 1_000_000  # bytes of a line, and characters of a value
 LARGEST_FILE = 2 * 2**30  # bytes
@@ -31,23 +36,43 @@ VALUE_BYTES, ROW_BYTES = 8, 200  # that a value and a row of a table take at lea
 ROWS_AT_ONCE = 256
 READABLE = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 DELIMITERS = {";": ";", "\t": "tab", "|": "|", ",": ","}  # character -> its name
+ROWS_OF_A_GUESS = 50  # whose columns are counted to find the delimiter
+# Mark at the beginning of a file -> its encoding. That of UTF-32 begins with that of UTF-16.
+MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32", codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}  # fmt: skip
+
+logger = logging.getLogger(__name__)
 
 
 class Table(NamedTuple):
-    """The rows of a file, in order. `classes`: the class names of columns whose values are class numbers."""
+    """The rows of a file, in order. `classes`: the class names of columns whose values are class numbers.
+
+    `found`: a line that says which delimiter and encoding were found; empty for those that are expected, or were named.
+    """
 
     columns: list[str]
     rows: list[dict[str, Any]]
     sha256: str
     classes: dict[str, list[str]]
+    found: str = ""
 
 
-def read_table(path: Path | str, *, sha256: str = "", delimiter: str = "", header: Sequence[str] = ()) -> Table:
+def read_table(
+    path: Path | str,
+    *,
+    sha256: str = "",
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    header: Sequence[str] = (),
+) -> Table:
     """Read a .csv, .tsv, .jsonl, .ndjson or .parquet file, or a .txt with a `delimiter` and without quoting.
 
-    Values of a CSV are strings; a missing field in JSON lines is None. `sha256`: expected digest of the file. `header`:
-    the columns of a CSV whose first row is data. Raises `ConfigError`, with the row's number where there is one, for a
-    file that is no such table or has another digest.
+    Values of a CSV are strings; a missing field in JSON lines is None. `sha256`: expected digest of the file. No
+    `delimiter`, no `encoding`: they are found, and logged where they are not a comma (a tab for .tsv) and UTF-8.
+    `header`: the columns of a CSV whose first row is data. Raises `ConfigError`, with the row's number where there is
+    one, for a file that is no such table or has another digest.
     """
     path = Path(path)
     suffix = path.suffix.lower()
@@ -57,15 +82,27 @@ def read_table(path: Path | str, *, sha256: str = "", delimiter: str = "", heade
     if not content.strip():
         raise ConfigError(f"{path}: is empty")
     classes: dict[str, list[str]] = {}
+    found: list[str] = []
     if suffix == ".parquet":
         columns, rows, classes = _parquet(path, content)
-    elif suffix in (".csv", ".tsv", ".txt"):
-        columns, rows = _csv(path, content, delimiter, list(header))
     else:
-        columns, rows = _json_lines(path, content)
+        mark = next((mark for mark in MARKS if content.startswith(mark)), b"")
+        if mark and not encoding:
+            found.append(f"{MARKS[mark].upper()} by its byte-order mark")
+        text = _text(path, content, encoding or MARKS.get(mark, ""))
+        if suffix in (".csv", ".tsv", ".txt"):
+            csv.field_size_limit(LONGEST_LINE)
+            if not delimiter and (delimiter := _found_delimiter(path, text, "\t" if suffix == ".tsv" else ",")):
+                found.append(f"{DELIMITERS[delimiter]} between its columns")
+            columns, rows = _csv(path, text, delimiter, list(header))
+        else:
+            columns, rows = _json_lines(path, text)
     if not rows:
         raise ConfigError(f"{path}: has the columns {', '.join(columns)} and no row")
-    return Table(columns, rows, digest, classes)
+    line = f"{path}: read with {' and '.join(reversed(found))}" if found else ""
+    if line:
+        logger.info("%s", line)
+    return Table(columns, rows, digest, classes, line)
 
 
 def read_unchanged(path: Path | str, sha256: str = "") -> tuple[bytes, str]:
@@ -125,11 +162,37 @@ def require_columns(path: Path | str, columns: Sequence[str], needed: Sequence[s
         raise ConfigError(f"{path}: no column {missing_names[0]!r}; there are {', '.join(columns)}")
 
 
+def _text(path: Path, content: bytes, encoding: str) -> bytes:
+    """The content as UTF-8, from `encoding` if it is given. Raises `ConfigError` that names the bytes it does not have.
+
+    `utf-8` is left as it is: `_lines` names the line of a byte that is none.
+    """
+    try:
+        name = codecs.lookup(encoding).name if encoding else "utf-8"
+    except LookupError:
+        raise ConfigError(
+            f"{path}: no encoding is called {encoding!r}; `encoding` may be utf-8, utf-16, cp1252, …"
+        ) from None
+    if name in ("utf-8", "utf-8-sig"):
+        return content
+    try:
+        return content.decode(encoding).removeprefix("\ufeff").encode()
+    except UnicodeDecodeError as error:
+        before = content[: error.start].decode(encoding, "ignore").count("\n")
+        place = f"line {before + 1}, byte {error.start + 1} of the file"
+        shown = content[error.start : error.end].hex()
+        raise ConfigError(f"{path}: {place} (0x{shown}) is nothing in {encoding}; set another `encoding`") from None
+    except (UnicodeError, LookupError, ValueError):  # half a character at the end; a codec of no texts, such as base64
+        raise ConfigError(f"{path}: cannot be read as {encoding}; set another `encoding`") from None
+
+
 def _lines(path: Path, content: bytes) -> Iterator[str]:
-    """Decoded lines, including their line ends."""
-    refuse_utf16(path, content)
+    """Decoded lines of UTF-8, including their line ends."""
     if b"\x00" in content[:8192]:
-        raise ConfigError(f"{path}: is binary, and its name says that it is text")
+        raise ConfigError(
+            f"{path}: is binary, and its name says that it is text; if it is UTF-16 without a byte-order mark, set "
+            "`encoding` to utf-16-le or utf-16-be"
+        )
     if b"\n" not in content:  # the line ends of old Macs
         content = content.replace(b"\r", b"\n")
     for number, line in enumerate(io.BytesIO(content), 1):
@@ -138,15 +201,47 @@ def _lines(path: Path, content: bytes) -> Iterator[str]:
         try:
             yield line.decode("utf-8-sig")  # its mark is in the middle of files put together
         except UnicodeDecodeError as error:
+            # What Windows writes in Western Europe and America: the user sees whether the words are right.
+            as_windows = line.decode("cp1252", "replace").strip()
+            begin = max(0, error.start - 30)
             raise ConfigError(
-                f"{path}: line {number} is not UTF-8 (byte {error.start + 1} of it); "
-                "`iconv -f WINDOWS-1252 -t UTF-8 FILE` converts a file of Windows"
+                f"{path}: line {number} is not UTF-8 (byte {error.start + 1} of it); set `encoding` (in commands "
+                f"`--encoding`): with cp1252, of Windows, it is {as_windows[begin : begin + 60]!r}"
             ) from None
 
 
-def _csv(path: Path, content: bytes, delimiter: str, header: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
+def _found_delimiter(path: Path, content: bytes, usual: str) -> str:
+    """The delimiter that gives each of the first rows the columns of the header, which are at least two.
+
+    Empty if that is the `usual` one, or if no delimiter does. Raises `ConfigError` if several do, without the usual.
+    """
+    fitting = [
+        name for name in (usual, *(other for other in DELIMITERS if other != usual)) if _fits(path, content, name)
+    ]
+    if usual in fitting or not fitting:
+        return ""
+    if len(fitting) > 1:
+        names = " and ".join(DELIMITERS[name] for name in fitting)
+        raise ConfigError(
+            f"{path}: its columns may be separated by {names}: set `delimiter` (in commands `--delimiter`) to one"
+        )
+    return fitting[0]
+
+
+def _fits(path: Path, content: bytes, delimiter: str) -> bool:
+    """Whether the first rows of a CSV have equally many columns, at least two, with a delimiter."""
+    reader = csv.reader(_lines(path, content), delimiter=delimiter, strict=True)
+    try:
+        counts = {len(values) for values in islice(reader, ROWS_OF_A_GUESS) if values}
+    except csv.Error:
+        return False
+    return len(counts) == 1 and counts.pop() > 1
+
+
+def _csv(
+    path: Path, content: bytes, delimiter: str | None, header: list[str]
+) -> tuple[list[str], list[dict[str, Any]]]:
     """(columns, rows) of a CSV; without `header` its first row is it. No `delimiter`: a comma, a tab for .tsv."""
-    csv.field_size_limit(LONGEST_LINE)
     separator = delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
     # Strict: an opening quotation mark without its end would otherwise make one value of the rest of the file.
     reader = csv.reader(

@@ -83,24 +83,28 @@ def parquet_of(column):
         ("a.parquet", parquet_of(pa.array([2**31 - 1], pa.date32())), "row 1 has a value that cannot be read"),
         ("a.parquet", parquet_of(pa.array([0], pa.timestamp("s", "Mars/Phobos"))), "row 1 has a value.*Mars"),
         ("a.xlsx", "nothing", "is none of .csv"),
-        ("a.csv", "text,label\na,x\n".encode("utf-16"), "is UTF-16, not UTF-8: `iconv -f UTF-16"),
-        ("a.jsonl", '{"text": "a"}\n'.encode("utf-16"), "is UTF-16, not UTF-8"),
+        ("a.csv", "text,label\na,x\n".encode("utf-16-le"), "is binary.*set `encoding` to utf-16-le or utf-16-be"),
+        (
+            "a.csv",
+            "text,label\na,x\n".encode("utf-16")[:-1],
+            "line 2, byte 31 of the file .* is nothing in utf-16; set another `encoding`",
+        ),
         (
             "a.csv",
             "text,label\nz\u00e9,x\n".encode("cp1252"),
-            r"line 2 is not UTF-8 \(byte 2 of it\); `iconv -f WINDOWS",
+            r"line 2 is not UTF-8 \(byte 2 of it\); set `encoding` .*with cp1252, of Windows, it is 'z\u00e9,x'",
         ),
         (
             "a.csv",
-            "id;text\n1;help, please\n",
+            "id;text\n1\n",
             r"one column, 'id;text': if ; separates .*`--delimiter ';'`\), else to ,$",
         ),
-        ("a.csv", "id|text\n1|a\n", r"if \| separates its columns"),
-        ("a.csv", "id\ttext\n1\ta\n", r"if tab separates its columns.*`--delimiter tab`"),
-        ("a.tsv", "id,text\n1,a\n", r"if , separates its columns.*, else to tab"),
+        ("a.csv", "id|text\n1\n", r"if \| separates its columns"),
+        ("a.csv", "id\ttext\n1\n", r"if tab separates its columns.*`--delimiter tab`"),
+        ("a.tsv", "id,text\n1\n", r"if , separates its columns.*, else to tab"),
         ("a.jsonl", "[" * 100_000, "row 1 is not JSON"),
         ("a.jsonl", '{"a": 1, "a": 2}', r"row 1 is not JSON \(an object has two members of the same name"),
-        ("a.csv", "text,label\na,x\n".encode("utf-32"), "is UTF-32, not UTF-8: `iconv -f UTF-32"),
+        ("a.csv", "id;a|b\n1;2|3\n", "may be separated by ; and |: set `delimiter`"),
         ("a.jsonl", '{"a": ' + "9" * 10_000 + "}", "row 1 is not JSON"),
     ],
 )
@@ -197,3 +201,40 @@ def test_only_regular_files_are_tables(tmp_path, name):
     (tmp_path / f"zero-{name}").symlink_to("/dev/zero")
     with pytest.raises(ConfigError, match="is a device, not a regular file"):
         read_table(tmp_path / f"zero-{name}")
+
+
+ROWS = [{"id": "1", "text": "Zw\u00f6lf, \u201eb\u00f6se\u201c\nZeilen"}, {"id": "2", "text": "caf\u00e9"}]
+EXCEL = 'id;text\r\n1;"Zw\u00f6lf, \u201eb\u00f6se\u201c\nZeilen"\r\n2;caf\u00e9\r\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named", "found"),
+    [
+        ("a.csv", EXCEL.encode("utf-8-sig"), {}, "; between its columns"),
+        ("a.csv", EXCEL.encode("utf-16"), {}, "; between its columns and UTF-16 by its byte-order mark"),
+        ("a.csv", EXCEL.encode("utf-32"), {}, "; between its columns and UTF-32 by its byte-order mark"),
+        ("a.csv", EXCEL.encode("cp1252"), {"encoding": "cp1252"}, "; between its columns"),
+        ("a.csv", EXCEL.encode("utf-16-le"), {"encoding": "utf-16-le", "delimiter": ";"}, ""),
+        ("a.csv", EXCEL.replace(";", "\t").encode("utf-16"), {}, "tab between its columns and UTF-16"),
+        ("a.tsv", EXCEL.replace(";", "\t").encode(), {}, ""),
+        ("a.csv", EXCEL.replace(";", "|").encode(), {}, "| between its columns"),
+    ],
+)
+def test_tables_of_spreadsheets(tmp_path, name, content, named, found):
+    table = read_table(written(tmp_path, name, content), **named)
+    assert table.rows == ROWS
+    assert found in table.found
+    assert bool(found) == bool(table.found)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        ("utf-7x", "no encoding is called 'utf-7x'"),
+        ("ascii", r"line 2, byte 15 of the file \(0xc3\) is nothing in ascii; set another `encoding`"),
+        ("base64", "cannot be read as base64"),
+    ],
+)
+def test_an_encoding_that_the_file_has_not(tmp_path, encoding, message):
+    with pytest.raises(ConfigError, match=message):
+        read_table(written(tmp_path, "a.csv", EXCEL.encode()), encoding=encoding)

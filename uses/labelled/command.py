@@ -1,5 +1,6 @@
 """`nautile extract` and `nautile classify`: run a model on each row of a table of texts, as a step that can resume."""
 
+import codecs
 import json
 import sys
 from collections.abc import Callable
@@ -8,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
+from rich.text import Text
 
 from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError
-from nautile.flows.cli.terminal import Json, RuntimeOption, show_as, the_store
+from nautile.flows.cli.terminal import Json, RuntimeOption, console_for, show_as, the_store
 
 if TYPE_CHECKING:
     from nautile.configs.base import Section
@@ -32,7 +34,13 @@ OutOption = Annotated[
 DelimiterOption = Annotated[
     str,
     typer.Option(
-        "--delimiter", metavar="CHARACTER", help="Between the columns of a CSV: , ; | or tab. Default: a comma."
+        "--delimiter", metavar="CHARACTER", help="Between the columns of a CSV: , ; | or tab. Default: found."
+    ),
+]
+EncodingOption = Annotated[
+    str,
+    typer.Option(
+        "--encoding", metavar="NAME", help="Of a CSV or JSON lines, such as cp1252. Default: UTF-8, or by its mark."
     ),
 ]
 InstructionsOption = Annotated[
@@ -50,6 +58,7 @@ def extract(
     ] = None,
     text: ColumnOption = "text",
     delimiter: DelimiterOption = "",
+    encoding: EncodingOption = "",
     out: OutOption = None,
     all_spans: Annotated[
         bool, typer.Option("--spans", help='All strings must occur in the text, not only those with "x-span": true.')
@@ -89,7 +98,7 @@ def extract(
         if labels is None or labels.form != "entities":
             raise ConfigError("--schema: required, because this checkpoint was not tuned on entities")
         shape = entity_schema(labels.labels)
-    texts, table = _texts(file, text, delimiter, out)
+    texts, table = _texts(file, text, delimiter, encoding, out)
     section = ExtractConfig(
         texts=texts, json_schema=json.dumps(shape, ensure_ascii=False),
         spans="all" if all_spans else "marked", instructions=instructions, max_tokens=max_tokens, thinking=thinking,
@@ -119,6 +128,7 @@ def classify(
     ] = "",
     text: ColumnOption = "text",
     delimiter: DelimiterOption = "",
+    encoding: EncodingOption = "",
     gold: Annotated[
         str, typer.Option(metavar="COLUMN", help="The column of the correct labels, to compute scores.")
     ] = "",
@@ -148,7 +158,7 @@ def classify(
     tuned = read_label_set(artifact.path)
     if not labels and (tuned is None or tuned.form != "label"):
         raise ConfigError("--labels: required, because this checkpoint was not tuned on labels")
-    texts, table = _texts(file, text, delimiter, out)
+    texts, table = _texts(file, text, delimiter, encoding, out)
     try:
         section = ClassifyConfig(
             texts=texts, labels=tuple(label.strip() for label in labels.split(",")) if labels else (),
@@ -209,8 +219,16 @@ def delimiter_of(option: str) -> str | None:
     return by_name.get(option)
 
 
-def _texts(file: Path, column: str, delimiter: str, out: Path | None) -> tuple["TextsConfig", "Table"]:
-    """The table of texts, and its content. Raises `ConfigError` for an invalid table, or an unusable `--out`."""
+def encoding_of(option: str) -> str | None:
+    """The encoding that `--encoding` names; None if it is empty. Raises `ConfigError` for one that Python lacks."""
+    try:
+        return codecs.lookup(option).name if option else None
+    except LookupError:
+        raise ConfigError(f"--encoding {option!r}: no encoding has this name; cp1252 is that of Windows") from None
+
+
+def _texts(file: Path, column: str, delimiter: str, encoding: str, out: Path | None) -> tuple["TextsConfig", "Table"]:
+    """The table of texts, and its content; what was found about its form is printed. Raises `ConfigError` for an invalid table, or an unusable `--out`."""
     from nautile.uses.labelled.config import SUFFIXES, TextsConfig
     from nautile.uses.labelled.texts import check_writable, read_texts
 
@@ -226,9 +244,12 @@ def _texts(file: Path, column: str, delimiter: str, out: Path | None) -> tuple["
             "path": str(file),
             "text_column": column,
             "delimiter": delimiter_of(delimiter),
+            "encoding": encoding_of(encoding),
         }
     )
     table, _ = read_texts(texts)  # raises for an invalid table before a process starts
+    if table.found:
+        console_for(stderr=True).print(Text(table.found), soft_wrap=True)
     return texts, table
 
 

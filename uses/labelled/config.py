@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from nautile.configs.base import Delimiter, Operational, OptimizerConfig, Section, Seed, Share
+from nautile.configs.base import Delimiter, Encoding, Operational, OptimizerConfig, Section, Seed, Share
 from nautile.configs.endpoint import EndpointConfig, check_fallbacks, check_writer, with_fallbacks
 from nautile.configs.training import TRAINED, StartSection
 
@@ -38,7 +38,8 @@ class LabelledDataConfig(Section):
     text_column: str = "text"
     label_column: str = "label"
     source_column: str = ""  # rows with the same value (an author, an article) stay in one split; empty: the text
-    delimiter: str = Field(default="", pattern=r"^(|,|;|\||\t)$")  # csv; empty: a comma, a tab for .tsv
+    delimiter: str = Field(default="", pattern=r"^(|,|;|\||\t)$")  # csv; empty: found
+    encoding: Encoding | None = None  # csv, jsonl; None: UTF-8, or the one that a byte-order mark names
     header: tuple[str, ...] = ()  # column names of a csv without a header row
     cuts: tuple[float, ...] = ()  # for numeric labels: the boundaries between classes
     label_names: tuple[str, ...] = ()  # names of the labels 0, 1, …, or of the classes between `cuts`
@@ -206,7 +207,8 @@ class TextsConfig(Section):
     reader: Literal["csv", "jsonl", "parquet"]
     path: str
     text_column: str = "text"
-    delimiter: Delimiter | None = None  # csv; None: a comma, a tab for .tsv
+    delimiter: Delimiter | None = None  # csv; None: found
+    encoding: Encoding | None = None  # csv, jsonl; None: UTF-8, or the one that a byte-order mark names
 
 
 class ExtractConfig(Section):

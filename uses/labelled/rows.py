@@ -102,8 +102,9 @@ def _tables(config: LabelledDataConfig, work: Path, files: Mapping[str, str]) ->
         return read_sentences(config, files.get(config.path, ""))
     if config.reader != "hub":
         table = read_table(
-            config.path, sha256=files.get(config.path, ""), delimiter=config.delimiter, header=config.header
-        )
+            config.path, sha256=files.get(config.path, ""), delimiter=config.delimiter, encoding=config.encoding,
+            header=config.header,
+        )  # fmt: skip
         return [(config.path, table)]
     tables = []
     for file in list_hub_files(config):
@@ -114,7 +115,8 @@ def _tables(config: LabelledDataConfig, work: Path, files: Mapping[str, str]) ->
         path = fetch_hub_file(config, file, folder)
         try:
             with named_in_errors(path, where):
-                tables.append((where, read_table(path, delimiter=config.delimiter, header=config.header)))
+                options = {"delimiter": config.delimiter, "encoding": config.encoding, "header": config.header}
+                tables.append((where, read_table(path, **options)))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     if not tables:

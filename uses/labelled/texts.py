@@ -33,7 +33,7 @@ def read_texts(config: TextsConfig, sha256: str = "") -> tuple[Table, list[str |
 
     Raises `ConfigError` for a table that cannot be read or lacks the column, and for a value that is no text.
     """
-    table = read_table(config.path, sha256=sha256, delimiter=config.delimiter or "")
+    table = read_table(config.path, sha256=sha256, delimiter=config.delimiter, encoding=config.encoding)
     require_columns(config.path, table.columns, [config.text_column])
     texts: list[str | None] = []
     for number, row in enumerate(table.rows, 1):

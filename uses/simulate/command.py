@@ -13,7 +13,7 @@ from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json, write_text
 from nautile.flows.cli.terminal import Json, console_for, print_markdown, show_as, the_store
-from nautile.uses.labelled.command import DelimiterOption, delimiter_of
+from nautile.uses.labelled.command import DelimiterOption, EncodingOption, delimiter_of, encoding_of
 
 if TYPE_CHECKING:
     from nautile.uses.simulate.config import SimulateConfig, SurveyConfig
@@ -41,6 +41,7 @@ def simulate(
         ),
     ] = None,
     delimiter: DelimiterOption = "",
+    encoding: EncodingOption = "",
     weights: Annotated[
         str,
         typer.Option("--weights", metavar="COLUMN", help="The column of the personas' weights. Default: all alike."),
@@ -96,7 +97,8 @@ def simulate(
     if not fields and survey_config.respondents is None and personas is None:
         fields = list(dict.fromkeys(field for question in survey_config.questions for field in question.groups))
     settings = {"orders": orders, "answer": answer, "template": template, "seed": seed, "rows_at_once": rows_at_once}
-    people = personas_config(personas, delimiter_of(delimiter), weights or None) if personas else None
+    form = (delimiter_of(delimiter), weights or None, encoding_of(encoding))
+    people = personas_config(personas, *form) if personas else None
     try:
         config = SimulateConfig.model_validate({"personas": people, "n": n, "by": fields, **settings})
     except ValidationError as error:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from nautile.configs.base import Delimiter, Operational, Section, Seed, Share
+from nautile.configs.base import Delimiter, Encoding, Operational, Section, Seed, Share
 
 FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?(?:@([0-9a-f]{40}))?")
@@ -48,7 +48,8 @@ class PersonasConfig(Section):
     split: str = "train"  # of the Hub's dataset
     revision: str = ""  # a commit of the Hub
     id_column: str = ""  # column with the id of a person; empty: the number of the row
-    delimiter: Delimiter | None = None  # csv; None: a comma, a tab for .tsv
+    delimiter: Delimiter | None = None  # csv; None: found
+    encoding: Encoding | None = None  # csv, jsonl; None: UTF-8, or the one that a byte-order mark names
     weight_column: str | None = None  # column with the survey weight of a person; None: all weigh the same
 
     @model_validator(mode="before")

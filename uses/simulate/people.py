@@ -100,7 +100,7 @@ def read_people(
                 raise ConfigError(f"{config.label}: a dataset of the Hub may have millions; say how many: -n 1000")
             people = _with_ids(islice(_hub_rows(config, scratch), n), config)
         case _:
-            table = read_table(config.path, sha256=sha256, delimiter=config.delimiter or "")
+            table = read_table(config.path, sha256=sha256, delimiter=config.delimiter, encoding=config.encoding)
             people = _with_ids(table.rows, config)
     if n is not None and n > len(people):
         raise ConfigError(f"{config.label}: has {len(people)} people, and {n} were asked for; give a smaller -n")

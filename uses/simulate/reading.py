@@ -91,14 +91,16 @@ def load_survey(name: str | Path) -> SurveyConfig:
     return parse_survey(read_bounded_toml(path), str(path))
 
 
-def personas_config(text: str, delimiter: str | None = None, weight_column: str | None = None) -> PersonasConfig:
+def personas_config(
+    text: str, delimiter: str | None = None, weight_column: str | None = None, encoding: str | None = None
+) -> PersonasConfig:
     """Parse the option --personas: a file, a built-in survey, or OWNER/NAME@REVISION of the Hub.
 
     `delimiter`: between the columns of a CSV. `weight_column`: the column of the people's weights.
     """
     try:
         return PersonasConfig.model_validate(text).model_copy(
-            update={"delimiter": delimiter, "weight_column": weight_column}
+            update={"delimiter": delimiter, "weight_column": weight_column, "encoding": encoding}
         )
     except ValidationError as error:
         message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
