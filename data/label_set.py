@@ -28,10 +28,15 @@ class LabelSet(Section):
     labels: tuple[str, ...] = ()
     instructions: str = ""  # precede the text in the user's turn
     longest: PositiveInt = 128  # tokens of a text; longer texts are cut
+    # Method "head": a text may have several of the labels, or none. The probability of each is the sigmoid of its
+    # logit, and it is given from its entry of `thresholds` on; False: softmax over the labels, and one is given.
+    multi_label: bool = False
+    thresholds: tuple[Share, ...] | None = None  # multi_label: by label
     pooling: Literal["last", "mean"] = "last"  # method "head": over the hidden states of a text's tokens
     bias: tuple[float, ...] | None = None  # method "verbalised": each label's mean log-probability, to be subtracted
     temperature: PositiveFloat | None = None  # logits are divided by it to calibrate them; None: not fitted
-    validation_rows: PositiveInt | None = None  # on which temperature and threshold were fitted; None: not recorded
+    # On which temperature and threshold were fitted; None: not recorded. multi_label: decisions, one a row and label.
+    validation_rows: PositiveInt | None = None
     validation_errors: NonNegativeInt | None = None  # of them
     calibrated: bool | None = None  # whether these rows show that the probabilities are calibrated
     threshold: Share | None = None  # below this probability the model abstains
@@ -48,6 +53,8 @@ class LabelSet(Section):
     def _fits(self) -> "LabelSet":
         if self.form == "label" and len(self.labels) < 2:
             raise ValueError("form 'label' needs at least two `labels`")
+        if self.multi_label and (self.method != "head" or len(self.thresholds or ()) != len(self.labels)):
+            raise ValueError("`multi_label` needs the method 'head' and a number for each label in `thresholds`")
         if self.bias is not None and len(self.bias) != len(self.labels):
             raise ValueError(f"{len(self.bias)} numbers in `bias` for {len(self.labels)} labels")
         return self

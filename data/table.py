@@ -2,9 +2,10 @@
 
 The delimiter and the encoding of a text file are named by the caller, or found: UTF-8, or UTF-16 and UTF-32 by the mark
 at the beginning; the delimiter that gives all of the first rows the columns of the header. Other encodings are not
-guessed, because every byte is a letter in each of them: a wrong guess would change words without an error. The file is read once into memory, so that the digest is that of the parsed content; a file that changes meanwhile is
-rejected, and so is one that unpacks to far more than its size (`unpacked_limit`). Row numbers in messages count rows of
-data from 1; for CSV the line is given too.
+guessed, because every byte is a letter in each of them: a wrong guess would change words without an error. The file is
+read once into memory, so that the digest is that of the parsed content; a file that changes meanwhile is rejected, and
+so is one that unpacks to far more than its size (`unpacked_limit`). Row numbers in messages count rows of data from 1;
+for CSV the line is given too.
 """
 
 import codecs

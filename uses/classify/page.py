@@ -31,16 +31,18 @@ def page(chosen: ChosenRun | None) -> None:
 
 def _counts(facts: dict[str, Any]) -> None:
     columns = st.columns(5 if "accuracy" in facts else 4)
-    labelled = sum(facts["labelled"].values())
+    labelled = facts["rows"] - facts["abstained"] - facts["no_text"]  # a row may have several labels
     columns[0].metric("Rows", f"{facts['rows']:,}")
     share = f"{labelled / facts['rows']:.1%}"
     columns[1].metric("Labelled", f"{labelled:,}", share, delta_color="off", delta_arrow="off")
-    columns[2].metric("Abstained", f"{facts['abstained']:,}")
+    multi_label = facts.get("multi_label")
+    columns[2].metric("Without any label" if multi_label else "Abstained", f"{facts['abstained']:,}")
     columns[3].metric("Without text, refused", f"{facts['no_text']:,}")
     if "accuracy" in facts:
         accuracy = facts["accuracy"]
         interval = f"{accuracy['low']:.3f} to {accuracy['high']:.3f}"
-        columns[4].metric("Accuracy", f"{accuracy['value']:.3f}", interval, delta_color="off", delta_arrow="off")
+        title = "Whole set right" if multi_label else "Accuracy"
+        columns[4].metric(title, f"{accuracy['value']:.3f}", interval, delta_color="off", delta_arrow="off")
     note = facts["calibration"]
     st.caption(f"{note[0].upper()}{note[1:]}.")
     if rows := recall_rows(facts):

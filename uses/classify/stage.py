@@ -31,6 +31,7 @@ from nautile.uses.labelled.scores import (
     intervals,
     recall_rows,
     recalls,
+    score_label_sets,
 )
 from nautile.uses.labelled.texts import gold_labels, read_texts, write_rows
 
@@ -42,16 +43,22 @@ CHUNK = 256  # rows
 BINS = 10  # of the histogram of probabilities
 MOST_EXAMPLES = 20  # of each outcome, half of them the most certain
 LONGEST_EXAMPLE = 1000  # characters of a text
-WITHOUT_TEXT = {**dict.fromkeys(("label", "probability", "abstained", "likeliest", "cut")), "reason": "no_text"}
+ANSWER = ("label", "probability", "abstained", "likeliest", "cut")
+SEVERAL = ("labels", "probabilities")  # further fields of an answer where a text may have several labels
+WITHOUT_TEXT = {**dict.fromkeys(ANSWER), "reason": "no_text"}
 
 
-@stage("classify", version=3, outputs=("labelled",), accelerator=True)
+@stage("classify", version=4, outputs=("labelled",), accelerator=True)
 def classify(job: Job) -> None:
     """Label each row that has no label yet; publish the rows, examples and a summary."""
     config = job.part("classify", ClassifyConfig)
     table, texts = read_texts(config.texts, job.file_digests[config.texts.path])
     classifier = TextClassifier(job.inputs["checkpoint"], config)
-    gold = gold_labels(table, config.texts.path, config.gold_column, classifier.labels) if config.gold_column else None
+    gold = (
+        gold_labels(table, config.texts.path, config.gold_column, classifier.labels, classifier.multi_label)
+        if config.gold_column
+        else None
+    )
     rows = classifier.run(texts, job.scratch / "rows.jsonl", job.emit)
     out = job.output("labelled")
     write_rows(out / ROWS, rows)
@@ -67,6 +74,7 @@ def classify(job: Job) -> None:
         labels=list(classifier.labels),
         zero_shot=classifier.zero_shot,
         calibration=classifier.calibration,
+        multi_label=classifier.multi_label,
     )
 
 
@@ -74,9 +82,9 @@ class TextClassifier:
     """Classifies with a checkpoint's folder: by the labels that it was tuned for, or by the user's, zero-shot by
     likelihood.
 
-    threshold: the probability below which the model abstains; None: it never does. `runtime`: of the folder, if it is
-    loaded already. Raises `ConfigError` for a label that the checkpoint was not tuned for, and if there are no labels
-    at all.
+    threshold: the probability below which the model abstains; None: it never does. If a text may have several labels
+    (`multi_label`) it has those that reach their own in `thresholds`. `runtime`: of the folder, if it is loaded
+    already. Raises `ConfigError` for a label that the checkpoint was not tuned for, and if there are no labels at all.
     """
 
     def __init__(self, folder: Path, config: ClassifyConfig, runtime: "Runtime | None" = None) -> None:
@@ -102,23 +110,27 @@ class TextClassifier:
         # The user may ask for some of the labels, in another order: their columns are taken and shared out anew.
         self._columns = [model_labels.index(label) for label in self.labels]
         tuned_set = self._predictor.labels
-        self.calibration = (
-            UNTUNED
-            if self.zero_shot
-            else calibration_note(tuned_set.validation_rows, tuned_set.validation_errors, tuned_set.calibrated)
-        )
-        self.threshold = self._predictor.labels.threshold if config.threshold is None else config.threshold
+        self.calibration = UNTUNED if self.zero_shot else calibration_note(tuned_set)
+        self.multi_label = tuned_set.multi_label
+        self.threshold = tuned_set.threshold if config.threshold is None else config.threshold
+        self.thresholds: np.ndarray | None = None
+        if self.multi_label:
+            own = [(tuned_set.thresholds or ())[column] for column in self._columns]
+            self.thresholds = np.array(own if config.threshold is None else [config.threshold] * len(self.labels))
+            self.threshold = None
 
     def run(self, texts: Sequence[str | None], rows_path: Path, emit: Emit = silent) -> list[dict[str, Any]]:
         """Return a row for every text: number (from 1), label, probability, abstained, likeliest, cut and reason.
 
-        `label` is None if the model abstains; `cut`: the text is longer than what is read of it; a row without a text
-        has only a `reason`. Rows of the file at `rows_path` are not computed again. Emits the metric
-        `classify/rows_per_second`.
+        `label` is None if the model abstains; `cut`: the tokens at the end of the text that are not read; a row without
+        a text has only a `reason`. If a text may have several labels, also `labels`, and `probabilities` by label;
+        `label` is then the likeliest, None if there is none. Rows of the file at `rows_path` are not computed again.
+        Emits the metric `classify/rows_per_second`.
         """
         row_file = RowFile(rows_path)
         known_numbers = {row["number"] for row in row_file.rows}
         start, answered = time.monotonic(), 0
+        without = WITHOUT_TEXT | dict.fromkeys(SEVERAL if self.multi_label else ())
         for first in range(0, len(texts), CHUNK):
             missing = [row for row in range(first, min(first + CHUNK, len(texts))) if row + 1 not in known_numbers]
             if missing:
@@ -130,7 +142,7 @@ class TextClassifier:
                     row: self._answer(row, text, shares)
                     for (row, text), shares in zip(numbered_texts, self._shares(numbered_texts), strict=True)
                 }
-                row_file.append(rows.get(row) or {"number": row + 1, **WITHOUT_TEXT} for row in missing)
+                row_file.append(rows.get(row) or {"number": row + 1, **without} for row in missing)
                 answered += len(missing)
                 emit("progress", done=len(row_file.rows), total=len(texts), unit="rows")
         if answered:
@@ -138,41 +150,58 @@ class TextClassifier:
         return [dict(sorted(row.items())) for row in sorted(row_file.rows, key=lambda row: row["number"])]
 
     def _shares(self, numbered_texts: Sequence[tuple[int, str]]) -> np.ndarray:
-        """Probabilities of `labels`, float64 [texts, labels], normalised if the checkpoint has more labels."""
+        """Probabilities of `labels`, float64 [texts, labels], normalised if one of more is given."""
         if not numbered_texts:
             return np.zeros((0, len(self.labels)))
         shares_NC = self._predictor.probabilities([text for _, text in numbered_texts])[:, self._columns]
-        return shares_NC / shares_NC.sum(axis=1, keepdims=True)
+        return shares_NC if self.multi_label else shares_NC / shares_NC.sum(axis=1, keepdims=True)
 
     def _answer(self, row: int, text: str, shares_C: np.ndarray) -> dict[str, Any]:
         best = int(shares_C.argmax())
-        abstained = self.threshold is not None and bool(shares_C[best] < self.threshold)
+        several = {}
+        if self.thresholds is not None:
+            given_C = shares_C >= self.thresholds
+            labels = [label for label, given in zip(self.labels, given_C, strict=True) if given]
+            best = int(np.where(given_C, shares_C, -1.0).argmax()) if labels else best
+            several = {
+                "labels": labels,
+                "probabilities": {label: round(float(p), 6) for label, p in zip(self.labels, shares_C, strict=True)},
+            }
+        abstained = (
+            not several["labels"] if several else self.threshold is not None and bool(shares_C[best] < self.threshold)
+        )
         return {
             "number": row + 1,
             "label": None if abstained else self.labels[best],
             "probability": round(float(shares_C[best]), 6),
             "abstained": abstained,
             "likeliest": self.labels[best],
-            "cut": self._predictor.is_cut(text),
+            "cut": self._predictor.tokens_cut(text),
             "reason": None,
+            **several,
         }
 
 
 def classification_summary(
-    rows: Sequence[dict[str, Any]], labels: Sequence[str], gold: Sequence[str] | None = None
+    rows: Sequence[dict[str, Any]], labels: Sequence[str], gold: Sequence[Any] | None = None
 ) -> dict[str, Any]:
     """Counts as JSON data: rows, labelled (by label), abstained, without a text, cut; with `gold` labels also scores.
 
-    `confidence` has histograms of the probability. The scores are `accuracy`, `macro_f1` and `recall` by label of the
-    most likely label, with 95 % intervals, and `accuracy_covered` of labelled rows.
+    `cut` counts texts, `cut_tokens` tokens. `confidence` has histograms of the probability. If a text may have several
+    labels, `abstained` counts those without any, and `gold` has a list for each. The scores are `accuracy`, `macro_f1`
+    and `recall` by label of the most likely label, with 95 % intervals, and `accuracy_covered` of labelled rows.
     """
-    label_counts = Counter(row["label"] for row in rows if row["label"] is not None)
+    several = any(row.get("labels") is not None for row in rows)
+    label_counts = Counter(
+        label for row in rows if row["label"] is not None for label in (row["labels"] if several else [row["label"]])
+    )
     summary: dict[str, Any] = {
         "rows": len(rows),
         "labelled": {label: label_counts[label] for label in labels},
         "abstained": sum(bool(row["abstained"]) for row in rows),
         "no_text": sum(row["reason"] is not None for row in rows),
-        "cut": sum(row["cut"] for row in rows if row["reason"] is None),
+        "cut": sum(row["cut"] > 0 for row in rows if row["reason"] is None),
+        "cut_tokens": sum(row["cut"] for row in rows if row["reason"] is None),
         "confidence": {
             name: np.histogram([row["probability"] for row in rows if row["abstained"] is abstained], BINS, (0, 1))[
                 0
@@ -181,7 +210,13 @@ def classification_summary(
         },
     }
     pairs = [(row, label) for row, label in zip(rows, gold or (), strict=gold is not None) if row["reason"] is None]
-    if pairs:
+    if pairs and several:
+        has_NC = np.array([[label in own for label in labels] for _, own in pairs])
+        given_NC = np.array([[label in row["labels"] for label in labels] for row, _ in pairs])
+        scores = score_label_sets([given_NC.astype(float)], has_NC, [[0.5] * len(labels)])
+        summary |= {name: scores[name] for name in ("accuracy", "micro_f1", "macro_f1")}
+        summary["recall"] = recalls(given_NC, has_NC, labels)
+    elif pairs:
         targets_N = np.array([labels.index(label) for _, label in pairs])
         predicted_N = np.array([labels.index(row["likeliest"]) for row, _ in pairs])
         accuracy, macro_f1 = intervals(predicted_N[None], targets_N, len(labels), 0)
@@ -215,15 +250,27 @@ def classification_examples(rows: Sequence[dict[str, Any]], texts: Sequence[str 
     return examples
 
 
+def cut_note(facts: dict[str, Any]) -> str:
+    """A line on the texts of which only the beginning was read."""
+    return f"of {facts['cut']:,} texts only the beginning was read, {facts['cut_tokens']:,} tokens were cut"
+
+
 def classification_card(summary: dict[str, Any], classifier: TextClassifier) -> str:
     """The card as Markdown."""
     tuned = "" if classifier.zero_shot else "by a checkpoint that was tuned for them; "
     how = f"{tuned}{classifier.calibration}"
     never = "The model never abstains."
+    if classifier.thresholds is not None:
+        never = "A text has each label whose own probability reaches its threshold: " + ", ".join(
+            f"{markdown_text(label)} {share:.3f}"
+            for label, share in zip(classifier.labels, classifier.thresholds.tolist(), strict=True)
+        )
+        never += "."
     below = never if classifier.threshold is None else f"It abstains below a probability of {classifier.threshold:.3f}."
     rows = [(markdown_text(label), count) for label, count in summary["labelled"].items()]
-    rows += [("(abstained)", summary["abstained"]), ("(no text)", summary["no_text"])]
-    cut = f" Of {summary['cut']:,} texts only the beginning was read: they are too long." if summary["cut"] else ""
+    nothing = "(no label)" if classifier.multi_label else "(abstained)"
+    rows += [(nothing, summary["abstained"]), ("(no text)", summary["no_text"])]
+    cut = f" {cut_note(summary)}." if summary["cut"] else ""
     parts = [
         "# Labels",
         f"{summary['rows']:,} rows labelled {how}. {below}{cut}",
@@ -231,8 +278,11 @@ def classification_card(summary: dict[str, Any], classifier: TextClassifier) -> 
     ]
     if "accuracy" in summary:
         value = {
-            name: "{value:.3f} [{low:.3f}, {high:.3f}]".format(**summary[name]) for name in ("accuracy", "macro_f1")
+            name: "{value:.3f} [{low:.3f}, {high:.3f}]".format(**summary[name])
+            for name in ("accuracy", "micro_f1", "macro_f1")
+            if name in summary
         }
-        parts.append(f"Against the gold labels: accuracy {value['accuracy']}, macro-F1 {value['macro_f1']} (95 %).")
+        first = f"micro-F1 {value['micro_f1']}, the whole set right" if "micro_f1" in value else "accuracy"
+        parts.append(f"Against the gold labels: {first} {value['accuracy']}, macro-F1 {value['macro_f1']} (95 %).")
         parts.append(markdown_table(RECALL, [(markdown_text(name), *cells) for name, *cells in recall_rows(summary)]))
     return "\n\n".join(parts) + "\n"

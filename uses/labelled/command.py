@@ -147,7 +147,7 @@ def classify(
 ) -> None:
     """Label every text: with a checkpoint tuned on labels, or zero-shot by the likelihood of each of --labels."""
     from nautile.data.label_set import read_label_set
-    from nautile.uses.classify.stage import ROWS
+    from nautile.uses.classify.stage import ANSWER, ROWS, SEVERAL, cut_note
     from nautile.uses.classify.stage import classify as stage
     from nautile.uses.labelled.config import ClassifyConfig
     from nautile.uses.labelled.scores import recall_rows
@@ -158,6 +158,7 @@ def classify(
     tuned = read_label_set(artifact.path)
     if not labels and (tuned is None or tuned.form != "label"):
         raise ConfigError("--labels: required, because this checkpoint was not tuned on labels")
+    multi_label = tuned is not None and tuned.multi_label
     texts, table = _texts(file, text, delimiter, encoding, out)
     try:
         section = ClassifyConfig(
@@ -167,10 +168,10 @@ def classify(
     except ValidationError as error:
         raise ConfigError(f"--labels: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
     if gold:  # checked before the step's process starts and loads a model
-        gold_labels(table, texts.path, gold, section.labels or (tuned.labels if tuned else ()))
+        gold_labels(table, texts.path, gold, section.labels or (tuned.labels if tuned else ()), multi_label)
     result = _run(stage, section, artifact, store, force=force, as_json=as_json)
     if out is not None:
-        columns = {name: name for name in ("label", "probability", "abstained", "likeliest", "cut")}
+        columns = {name: name for name in ((*SEVERAL, "cut") if multi_label else ANSWER)}
         _write_out(out, texts, table.sha256, result.path / ROWS, {"number": "row", **columns, "reason": "refused"})
 
     def lines(facts: dict[str, Any]) -> list[str]:
@@ -178,13 +179,15 @@ def classify(
         return [
             f"{facts['rows']:,} rows",
             *counts,
-            f"  {facts['abstained']:,} abstained, {facts['no_text']:,} without text",
-            *([f"  of {facts['cut']:,} texts only the beginning was read (column `cut`)"] if facts["cut"] else []),
+            f"  {facts['abstained']:,} {'without any label' if multi_label else 'abstained'}, "
+            f"{facts['no_text']:,} without text",
             f"  {facts['calibration']}",
             *(
-                f"  of {rows} rows labelled {label} by people it gives {right} this label: {recall} %"
-                for label, rows, right, recall in recall_rows(facts)
+                f"  of {rows} rows labelled {label} by people it gives {right} this label: {recall} %; of {given} rows "
+                f"that it gives this label so many are right: {precision} %"
+                for label, rows, right, recall, given, precision in recall_rows(facts)
             ),
+            *([f"  {cut_note(facts)} (column `cut`)"] if facts["cut"] else []),
         ]
 
     _show(result, out, as_json, lines)
@@ -228,7 +231,10 @@ def encoding_of(option: str) -> str | None:
 
 
 def _texts(file: Path, column: str, delimiter: str, encoding: str, out: Path | None) -> tuple["TextsConfig", "Table"]:
-    """The table of texts, and its content; what was found about its form is printed. Raises `ConfigError` for an invalid table, or an unusable `--out`."""
+    """The table of texts, and its content; what was found about its form is printed.
+
+    Raises `ConfigError` for an invalid table, or an unusable `--out`.
+    """
     from nautile.uses.labelled.config import SUFFIXES, TextsConfig
     from nautile.uses.labelled.texts import check_writable, read_texts
 

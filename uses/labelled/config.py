@@ -41,6 +41,8 @@ class LabelledDataConfig(Section):
     delimiter: str = Field(default="", pattern=r"^(|,|;|\||\t)$")  # csv; empty: found
     encoding: Encoding | None = None  # csv, jsonl; None: UTF-8, or the one that a byte-order mark names
     header: tuple[str, ...] = ()  # column names of a csv without a header row
+    # Of several labels in one text value; None: a semicolon. A list, or a JSON list in a CSV, needs none.
+    label_separator: str | None = Field(default=None, min_length=1)
     cuts: tuple[float, ...] = ()  # for numeric labels: the boundaries between classes
     label_names: tuple[str, ...] = ()  # names of the labels 0, 1, …, or of the classes between `cuts`
 
@@ -136,6 +138,13 @@ class TuneConfig(StartSection):
     leakage: Literal["refuse", "drop"] = "refuse"  # what to do with texts of `test` or `validation` that are in `data`
     form: Literal["label", "entities", "chat", "opinions"] = "label"
     method: Literal["head", "verbalised", "full", "lora"] = "head"
+    multi_label: bool = False  # a text may have several labels, or none: a probability for each, independent of others
+    # How much a row counts in what is learnt, by its label: "balanced" (each label as much as another), or label ->
+    # weight (1 where none is given). Temperature and thresholds are fitted on validation rows that count alike.
+    class_weights: Literal["balanced"] | dict[str, PositiveFloat] | None = None
+    # multi_label: the probability from which a text has a label; None: for each label that of the highest F1 on the
+    # validation rows.
+    label_threshold: Share | None = None
     instructions: str = ""  # before every text; empty: those of the form
     longest: PositiveInt = 128  # tokens of a text; longer ones are truncated at the end
     # Training rows per label (other forms: training rows); 0: all. Method "verbalised" does not train but shows so many
@@ -181,6 +190,22 @@ class TuneConfig(StartSection):
             raise ValueError("tune.method 'verbalised' is for labels; form 'entities' needs 'head', 'full' or 'lora'")
         if self.form in ("chat", "opinions") and self.method in ("head", "verbalised"):
             raise ValueError(f"tune.method {self.method!r} is for labels; form {self.form!r} needs 'full' or 'lora'")
+        if self.multi_label and (self.form, self.method) != ("label", "head"):
+            raise ValueError(
+                f"tune.multi_label: method {self.method!r} of form {self.form!r} writes one reply for a text; several "
+                "labels need form 'label' and method 'head'"
+            )
+        if self.multi_label and self.accuracy is not None:
+            raise ValueError("tune.accuracy is a limit of abstention, and with tune.multi_label the model has none")
+        if self.label_threshold is not None and not self.multi_label:
+            raise ValueError(
+                "tune.label_threshold is for tune.multi_label; `coverage` and `accuracy` are for one label"
+            )
+        if self.class_weights is not None and (self.form != "label" or self.method == "verbalised"):
+            what = "trains nothing" if self.form == "label" else f"is of form {self.form!r}, which has no classes"
+            raise ValueError(f"tune.class_weights: method {self.method!r} {what}")
+        if self.multi_label and any(part is not None and part.cuts for part in (self.data, self.validation, self.test)):
+            raise ValueError("tune.data.cuts make one label of a number, and tune.multi_label is for several")
         if self.validation_share + self.test_share >= 1:
             raise ValueError("tune.validation_share and tune.test_share leave no rows to learn from")
         if self.learning_rates and self.method not in ("full", "lora"):

@@ -3,6 +3,7 @@ regression by scikit-learn's L-BFGS), or from the likelihoods of the labels."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,30 +16,68 @@ from nautile.model.layers.common import Params
 from nautile.model.runtimes.load import Runtime, load_runtime, runtime_of
 from nautile.model.weights.files import CONFIG, read_config
 from nautile.uses.labelled.prompts import ContinuationScorer, cut, label_logprobs
-from nautile.uses.labelled.scores import probabilities
+from nautile.uses.labelled.scores import label_probabilities, probabilities
 
 MAX_ITERATIONS = 1000
 INVERSE_PENALTY = 1.0  # C of the logistic regression: larger is a weaker penalty
 
 
-def fit_head(features_ND: np.ndarray, targets_N: np.ndarray, labels: int) -> Head:
+ClassWeights = Literal["balanced"] | Sequence[float] | None  # how much the rows of each label count; None: alike
+
+
+def fit_head(features_ND: np.ndarray, targets: np.ndarray, labels: int, weights: ClassWeights = None) -> Head:
     """Fit a head on standardised features, and fold the standardisation into its weights.
 
-    `targets_N`: indices below `labels`, each of which must occur. Raises `ValueError` if a label has no row.
+    `targets`: indices below `labels`, each of which must occur; or bool [N, labels] for a head whose labels are
+    independent (sigmoid). Raises `ValueError` if a label has no row.
     """
     from sklearn.linear_model import LogisticRegression
 
-    if len(np.unique(targets_N)) != labels:
-        raise ValueError(f"rows of {len(np.unique(targets_N))} labels, and the head has {labels}")
     # A feature that never varies is divided by the small number, not by zero.
     mean_D, scale_D = features_ND.mean(axis=0), features_ND.std(axis=0) + 1e-6
-    regression = LogisticRegression(C=INVERSE_PENALTY, max_iter=MAX_ITERATIONS)
-    regression.fit((features_ND - mean_D) / scale_D, targets_N)
-    weight_CD, bias_C = regression.coef_, regression.intercept_
-    if labels == 2:  # scikit-learn returns only the second label's logit
-        weight_CD, bias_C = np.concatenate([np.zeros_like(weight_CD), weight_CD]), np.array([0.0, bias_C[0]])
-    weight_DC = weight_CD.T / scale_D[:, None]
+    standardised_ND = (features_ND - mean_D) / scale_D
+    if targets.ndim == 2:
+        weight_DC, bias_C = fit_each(standardised_ND, targets, INVERSE_PENALTY, weights)
+    else:
+        if len(np.unique(targets)) != labels:
+            raise ValueError(f"rows of {len(np.unique(targets))} labels, and the head has {labels}")
+        regression = LogisticRegression(C=INVERSE_PENALTY, max_iter=MAX_ITERATIONS, class_weight=by_class(weights)).fit(
+            standardised_ND, targets
+        )
+        weight_DC, bias_C = regression.coef_.T, regression.intercept_
+        if labels == 2:  # scikit-learn returns only the second label's logit
+            weight_DC, bias_C = np.concatenate([np.zeros_like(weight_DC), weight_DC], axis=1), np.append(0.0, bias_C)
+    weight_DC = weight_DC / scale_D[:, None]
     return Head(weight_DC.astype(np.float32), (bias_C - mean_D @ weight_DC).astype(np.float32))
+
+
+def fit_each(
+    features_ND: Any, has_NC: np.ndarray, inverse_penalty: float, weights: ClassWeights = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """A logistic regression for each label against all rows without it: weights [D, C] and biases [C].
+
+    `features_ND`: also a sparse matrix. `weights`: of a label, for the rows that have it; "balanced": as much in all as
+    the rows without it. A label that all rows have, or none, has the bias of its smoothed share (Laplace) alone.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    rows, labels = has_NC.shape
+    weight_DC, bias_C = np.zeros((features_ND.shape[1], labels)), np.zeros(labels)
+    for label, has_N in enumerate(has_NC.T):
+        if has_N.all() or not has_N.any():
+            share = (has_N.sum() + 1) / (rows + 2)
+            bias_C[label] = np.log(share / (1 - share))
+            continue
+        weight = weights if weights is None or weights == "balanced" else {False: 1.0, True: weights[label]}
+        regression = LogisticRegression(C=inverse_penalty, max_iter=MAX_ITERATIONS, class_weight=weight)
+        regression.fit(features_ND, has_N)
+        weight_DC[:, label], bias_C[label] = regression.coef_[0], regression.intercept_[0]
+    return weight_DC, bias_C
+
+
+def by_class(weights: ClassWeights) -> Any:
+    """The weights as scikit-learn takes them for classes 0, 1, …"""
+    return weights if weights is None or weights == "balanced" else dict(enumerate(weights))
 
 
 class LabelPredictor:
@@ -65,13 +104,13 @@ class LabelPredictor:
         self._model, self._tokenizer = self._runtime.config, tokenizer_for(self._runtime.tokenizer)
         self._scorer: ContinuationScorer | None = self._runtime.scorer(rows) if self._head is None else None
 
-    def is_cut(self, text: str) -> bool:
-        """Whether a text has more tokens than are read of it."""
+    def tokens_cut(self, text: str) -> int:
+        """The number of tokens at the end of a text that are not read, because it is too long; 0: all are."""
         longest = self.labels.longest if self._head is None else readable(self.labels, self._model)
-        return len(self._tokenizer.encode(text.strip())) > longest
+        return max(0, len(self._tokenizer.encode(text.strip())) - longest)
 
     def probabilities(self, texts: Sequence[str]) -> np.ndarray:
-        """Calibrated probabilities of `labels.labels`, float64 [texts, labels]."""
+        """Calibrated probabilities of `labels.labels`, float64 [texts, labels]; if several may hold, of each alone."""
         if self._head is not None:
             ids = feature_ids(self._model, self._tokenizer, self.labels, texts)
             features = self._runtime.pooled_states(ids, self._rows, self.labels.pooling)
@@ -79,7 +118,8 @@ class LabelPredictor:
         else:
             assert self._scorer is not None
             logits = likelihood_logits(self._scorer, self._model, self._tokenizer, self.labels, texts)
-        return probabilities(logits, self.labels.temperature)
+        of_logits = label_probabilities if self.labels.multi_label else probabilities
+        return of_logits(logits, self.labels.temperature)
 
 
 def text_features(

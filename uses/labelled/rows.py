@@ -14,8 +14,8 @@ import shutil
 import tarfile
 import zlib
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,8 +28,9 @@ from nautile.data.table import READABLE, Table, is_missing, read_table, read_unc
 from nautile.uses.labelled.config import SITES, LabelledDataConfig
 
 MOST_SHOWN = 12  # labels in a message
+SEPARATOR = ";"  # of several labels in a text value
 
-Form = Literal["label", "entities", "chat", "opinions", "text"]
+Form = Literal["label", "labels", "entities", "chat", "opinions", "text"]
 PACKAGE = "sentiment@5.0.2"
 CLASSES = ("negative", "positive")  # in the files 0 and 1
 LARGEST = 32 * 2**20  # bytes of the unpacked archive; the package's has 0.6 MB
@@ -41,8 +42,9 @@ class LabelledRow:
     """A text and its training target: the label, the reply, or the JSON of the entities; empty for "text" and
     "opinions".
 
-    `reasoning`: before a reply of form "chat". Form "opinions" has `options` and the `shares` of the people who chose
-    each, which sum to 1. `source`: rows of the same source stay in one split. `number`: of the row in its data, from 1.
+    `labels`: of "labels", whose target is their JSON, sorted. `reasoning`: before a reply of form "chat". Form
+    "opinions" has `options` and the `shares` of the people who chose each, which sum to 1. `source`: rows of the same
+    source stay in one split. `number`: of the row in its data, from 1.
     """
 
     text: str
@@ -52,32 +54,46 @@ class LabelledRow:
     options: tuple[str, ...] = ()
     shares: tuple[float, ...] = ()
     reasoning: str = ""
+    labels: tuple[str, ...] | None = None
+
+
+def labels_of(row: LabelledRow) -> tuple[str, ...]:
+    """The labels of a row of form "label" or "labels"."""
+    return (row.target,) if row.labels is None else row.labels
 
 
 def read_rows(
-    config: LabelledDataConfig, form: Form, work: Path, files: Mapping[str, str] | None = None
+    config: LabelledDataConfig,
+    form: Form,
+    work: Path,
+    files: Mapping[str, str] | None = None,
+    found: list[str] | None = None,
 ) -> list[LabelledRow]:
     """Read all rows of `config`, in order.
 
     `work`: a folder for downloads from the Hub, which are removed. `files`: expected sha256 of local files by path.
-    Raises `ConfigError` with the row's number for data that cannot be used, `Retryable` if the Hub does not answer.
+    `found`: the lines are added to it that say which delimiters and encodings were found. Raises `ConfigError` with the
+    row's number for data that cannot be used, `Retryable` if the Hub does not answer.
     """
-    if config.reader in ("wikipedia_topics", "labelled_sentences") and form not in ("label", "text"):
+    if config.reader in ("wikipedia_topics", "labelled_sentences") and form not in ("label", "labels", "text"):
         raise ConfigError(f"{config.label}: has labels, and no rows of form {form!r}")
     if config.reader == "wikipedia_topics":
         # The 11 topics of the list of vital articles. An offline run has been pretrained on these texts.
         with_topic = [article for article in articles() if article.topic not in (None, "Uncategorized")]
-        return [LabelledRow(row.extract, str(row.topic), row.title, i) for i, row in enumerate(with_topic, 1)]
+        rows = [LabelledRow(row.extract, str(row.topic), row.title, i) for i, row in enumerate(with_topic, 1)]
+        return [with_labels(row, [row.target]) for row in rows] if form == "labels" else rows
     if config.reader == "labels":
         raise ConfigError(f"{config.label}: is an artifact of the store; `nautile tune` takes it as `tune.data`")
     builders = {
-        "label": _label_rows, "entities": _entity_rows, "chat": _chat_rows, "opinions": _opinion_rows,
-        "text": _text_rows,
+        "label": _label_rows, "labels": _several_label_rows, "entities": _entity_rows, "chat": _chat_rows,
+        "opinions": _opinion_rows, "text": _text_rows,
     }  # fmt: skip
-    rows: list[LabelledRow] = []
+    rows = []
     # Rows are numbered through all files; a builder gets the number of rows before its table.
     for where, table in _tables(config, work, files or {}):
         builder = builders[form]
+        if found is not None and table.found:
+            found.append(table.found)
         rows += builder(config, table, where, len(rows))
     return rows
 
@@ -85,13 +101,13 @@ def read_rows(
 def check_known(rows: Sequence[LabelledRow], labels: Sequence[str], where: str) -> None:
     """Raise `ConfigError` if a row's label is none of `labels`; the message counts such rows."""
     known_labels = set(labels)
-    unknown = [row for row in rows if row.target not in known_labels]
+    unknown = [(row, label) for row in rows for label in labels_of(row) if label not in known_labels]
     if unknown:
         label_list = ", ".join(map(repr, labels[:MOST_SHOWN]))
         if len(labels) > MOST_SHOWN:
             label_list += f" and {len(labels) - MOST_SHOWN} more"
         raise ConfigError(
-            f"{where}: row {unknown[0].number} has the label {unknown[0].target!r}, which was not learnt "
+            f"{where}: row {unknown[0][0].number} has the label {unknown[0][1]!r}, which was not learnt "
             f"({len(unknown)} of {len(rows)} rows have such labels); known are {label_list}"
         )
 
@@ -115,8 +131,8 @@ def _tables(config: LabelledDataConfig, work: Path, files: Mapping[str, str]) ->
         path = fetch_hub_file(config, file, folder)
         try:
             with named_in_errors(path, where):
-                options = {"delimiter": config.delimiter, "encoding": config.encoding, "header": config.header}
-                tables.append((where, read_table(path, **options)))
+                table = read_table(path, delimiter=config.delimiter, encoding=config.encoding, header=config.header)
+                tables.append((where, table))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     if not tables:
@@ -139,6 +155,45 @@ def _label_rows(config: LabelledDataConfig, table: Table, where: str, before: in
     if not names:  # names that are declared are meant
         _refuse_alike(rows, where)
     return rows
+
+
+def _several_label_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
+    """Rows of form "labels": a text and a list of labels, by name or class number; an empty list is no label."""
+    column = config.label_column
+    if column == "label" and "labels" in table.columns:
+        column = "labels"
+    require_columns(where, table.columns, [config.text_column, column])
+    names = config.label_names or tuple(table.classes.get(column, ()))
+    rows = []
+    for number, row in enumerate(table.rows, before + 1):
+        row_name = f"{where}: row {number}"
+        text = text_value(row, config.text_column, row_name)
+        values = several_labels(row[column], f"{row_name}, column {column!r}", config.label_separator)
+        labels = {_label(value, names, (), f"{row_name}, column {column!r}") for value in values}
+        source = str(row[config.source_column]) if config.source_column else text
+        rows.append(with_labels(LabelledRow(text, "", source, number), labels))
+    if not names:
+        _refuse_alike([replace(row, target=label) for row in rows for label in labels_of(row)], where)
+    return rows
+
+
+def with_labels(row: LabelledRow, labels: Iterable[str]) -> LabelledRow:
+    """The row with these labels, sorted."""
+    ordered = tuple(sorted(labels))
+    return replace(row, labels=ordered, target=json.dumps(ordered, ensure_ascii=False))
+
+
+def several_labels(value: Any, where: str, separator: str | None = None) -> list[Any]:
+    """The labels in a value: a list, the JSON of one, or a text with a separator. Raises `ConfigError` for a null.
+
+    An empty text is no label, since a CSV has no other form of an empty list.
+    """
+    if isinstance(value, str):
+        parsed = _parsed(value) if value.lstrip().startswith("[") else None
+        value = parsed if parsed is not None else value.split(separator or SEPARATOR) if value.strip() else []
+    if not isinstance(value, list):
+        raise ConfigError(f"{where}: has no list of labels")
+    return value
 
 
 def _refuse_alike(rows: Sequence[LabelledRow], where: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 
+from nautile.data.label_set import LabelSet
 from nautile.evals.scoring.intervals import wilson
 
 TEMPERATURES = (0.05, 100.0)
@@ -28,7 +29,8 @@ TITLES = {
 }
 MISSING = "—"
 UNTUNED = "by the likelihood of each label's text, without tuning: the probabilities are not calibrated"
-RECALL = ("Label", "Rows", "Of them right", "Recall, 95 %")
+RECALL = ("Label", "Rows", "Of them right", "Recall, 95 %", "Given", "Precision, 95 %")
+IMBALANCED = 3  # times as many rows of the commonest label as of the rarest: then the rarest has a column of its own
 LABELLED, ABSTAINED, NO_TEXT = "label", "abstained", "no_text"  # kinds of outcomes of a classification
 
 
@@ -133,21 +135,29 @@ class Interval(NamedTuple):
 
 
 def score_seeds(
-    probabilities_SNC: Sequence[np.ndarray], targets_N: np.ndarray, thresholds_S: Sequence[float], seed: int = 0
+    probabilities_SNC: Sequence[np.ndarray],
+    targets_N: np.ndarray,
+    thresholds_S: Sequence[float],
+    seed: int = 0,
+    rare: int | None = None,
 ) -> dict[str, Any]:
     """Scores of S runs on the same N rows, as JSON data.
 
     `accuracy` and `macro_f1` are means over the runs, with intervals over runs and rows. `ece`, `coverage` and
     `accuracy_covered` (on the rows whose probability reaches `thresholds_S`; None if none) are means over the runs.
+    `rare_recall`: with the index of a label its recall, with an interval; None if no row has it.
     """
     labels = probabilities_SNC[0].shape[1]
     predicted_SN = np.stack([p.argmax(axis=1) for p in probabilities_SNC])
     accuracy, macro_f1 = intervals(predicted_SN, targets_N, labels, seed)
     covered = [selective(p, targets_N, t) for p, t in zip(probabilities_SNC, thresholds_S, strict=True)]
     accuracies = [share for _, share in covered if share is not None]
+    rare_N = targets_N == rare
+    rare_recall = intervals(predicted_SN[:, rare_N], targets_N[rare_N], labels, seed)[0] if rare_N.any() else None
     return {
         "rows": len(targets_N),
         "seeds": len(predicted_SN),
+        "rare_recall": rare_recall and rare_recall._asdict(),
         "accuracy": accuracy._asdict(),
         "macro_f1": macro_f1._asdict(),
         "accuracy_by_seed": [float((row == targets_N).mean()) for row in predicted_SN],
@@ -187,17 +197,100 @@ def intervals(predicted_SN: np.ndarray, targets_N: np.ndarray, labels: int, seed
 
 
 def recalls(predicted_N: np.ndarray, targets_N: np.ndarray, labels: Sequence[Any]) -> list[dict[str, Any]]:
-    """For each label the rows that have it, how many of them are given it, the share, and its 95 % Wilson interval.
+    """For each label the rows that have it, those that are `given` it, the `right` ones, recall, precision, intervals.
 
-    Share and interval are None for a label without rows.
+    Arrays of indices, or bool [N, labels] where a row may have several. Intervals are Wilson's, 95 %; recall is None
+    for a label without rows, precision for one that no row is given.
+    """
+    columns = range(len(labels))
+    has_NC, given_NC = (
+        values if values.ndim == 2 else values[:, None] == np.array(columns) for values in (targets_N, predicted_N)
+    )
+    counts = zip(has_NC.sum(axis=0), given_NC.sum(axis=0), (has_NC & given_NC).sum(axis=0), strict=True)
+    result = []
+    for label, (rows, given, right) in zip(labels, ((int(a), int(b), int(c)) for a, b, c in counts), strict=True):
+        recall, interval = (right / rows, list(wilson(right, rows))) if rows else (None, None)
+        precision, bounds = (right / given, list(wilson(right, given))) if given else (None, None)
+        result.append(
+            {"label": label, "rows": rows, "right": right, "recall": recall, "interval": interval, "given": given,
+             "precision": precision, "precision_interval": bounds}
+        )  # fmt: skip
+    return result
+
+
+def rarest(counts: Mapping[str, int]) -> str | None:
+    """The label with the fewest rows, if the commonest has `IMBALANCED` times as many; else None."""
+    fewest = min(counts, key=lambda label: (counts[label], label), default=None)
+    return fewest if fewest is not None and max(counts.values()) >= IMBALANCED * counts[fewest] else None
+
+
+def sigmoid_pairs(logits_NC: np.ndarray) -> np.ndarray:
+    """Logits of independent labels as logits of "not given" and "given", [N · C, 2]: softmax is then the sigmoid."""
+    flat = np.asarray(logits_NC, np.float64).ravel()
+    return np.stack([np.zeros_like(flat), flat], axis=1)
+
+
+def label_probabilities(logits_NC: np.ndarray, temperature: float | None) -> np.ndarray:
+    """sigmoid(logits / temperature), float64 [N, C]: the probability of each label by itself."""
+    return probabilities(sigmoid_pairs(logits_NC), temperature)[:, 1].reshape(np.shape(logits_NC))
+
+
+def best_thresholds(shares_NC: np.ndarray, has_NC: np.ndarray) -> list[float]:
+    """For each label the probability from which it is given, of the highest F1; 0.5 for a label without rows.
+
+    Midway to the next lower probability, so that an equal text of another run falls on the same side.
     """
     result = []
-    for number, label in enumerate(labels):
-        rows = int((targets_N == number).sum())
-        right = int(((targets_N == number) & (predicted_N == number)).sum())
-        share, interval = (right / rows, list(wilson(right, rows))) if rows else (None, None)
-        result.append({"label": label, "rows": rows, "right": right, "recall": share, "interval": interval})
+    for shares_N, has_N in zip(shares_NC.T, has_NC.T, strict=True):
+        order = np.argsort(-shares_N, kind="stable")
+        ordered = shares_N[order]
+        right = np.cumsum(has_N[order])
+        f1 = 2 * right / (np.arange(1, len(order) + 1) + max(1, int(has_N.sum())))
+        f1[:-1][ordered[:-1] == ordered[1:]] = -1.0  # equal probabilities pass a threshold together
+        best = int(f1.argmax())
+        following = ordered[best + 1] if best + 1 < len(ordered) else 0.0
+        result.append(float((ordered[best] + following) / 2) if has_N.any() else 0.5)
     return result
+
+
+def score_label_sets(
+    shares_SNC: Sequence[np.ndarray], has_NC: np.ndarray, thresholds_SC: Sequence[Sequence[float]], seed: int = 0
+) -> dict[str, Any]:
+    """Scores of S runs on the same N rows that may have several labels, as JSON data, means over the runs.
+
+    `accuracy`: of rows whose set of labels is exactly right (subset accuracy); `micro_f1` over all decisions;
+    `macro_f1` over the labels that have rows or are given; 95 % intervals over runs and rows. `ece`: of the decisions.
+    """
+    given_SNC = np.stack([p >= np.asarray(t) for p, t in zip(shares_SNC, thresholds_SC, strict=True)])
+    seeds, rows = given_SNC.shape[:2]
+
+    def figures(given_SNC: np.ndarray, has_NC: np.ndarray) -> list[float]:
+        right_SC = (given_SNC & has_NC).sum(axis=1)
+        total_SC = given_SNC.sum(axis=1) + has_NC.sum(axis=0)
+        present_SC = total_SC > 0
+        f1_SC = np.where(present_SC, 2 * right_SC / np.maximum(total_SC, 1), 0.0)
+        exact = float((given_SNC == has_NC).all(axis=2).mean())
+        micro = float((2 * right_SC.sum(axis=1) / np.maximum(total_SC.sum(axis=1), 1)).mean())
+        return [exact, micro, float((f1_SC.sum(axis=1) / np.maximum(present_SC.sum(axis=1), 1)).mean())]
+
+    rng = np.random.default_rng(seed)
+    samples = []
+    for _ in range(DRAWS):
+        runs, items = rng.integers(seeds, size=seeds), rng.integers(rows, size=rows)
+        samples.append(figures(given_SNC[runs][:, items], has_NC[items]))
+    values, (low, high) = figures(given_SNC, has_NC), np.quantile(samples, [0.025, 0.975], axis=0)
+    # As for one label: resamples of rows that are all right are so too, so Wilson's is the least.
+    wilson_low, wilson_high = wilson(min(rows, round(values[0] * rows, 6)), rows)
+    low[0], high[0] = min(low[0], wilson_low), max(high[0], wilson_high)
+    names = ("accuracy", "micro_f1", "macro_f1")
+    pairs = [np.stack([1 - p.ravel(), p.ravel()], axis=1) for p in shares_SNC]
+    return {
+        "rows": rows,
+        "seeds": seeds,
+        **{n: Interval(v, float(a), float(b))._asdict() for n, v, a, b in zip(names, values, low, high, strict=True)},
+        "accuracy_by_seed": [float((given_NC == has_NC).all(axis=1).mean()) for given_NC in given_SNC],
+        "ece": float(np.mean([expected_calibration_error(p, has_NC.ravel().astype(int)) for p in pairs])),
+    }
 
 
 def lead(right_SN: np.ndarray, other_SN: np.ndarray, seed: int = 0) -> dict[str, float]:
@@ -258,6 +351,12 @@ def arm_rows(report: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, ...]
             spread = f"{arm['low']:.3f} to {arm['high']:.3f}"
             rows.append((TITLES[arm["arm"]], shots_shown(arm), f"{arm['loss']:.3f}", spread, mean_f1))
         return ["Arm", "Shots", "Test loss", "Over the seeds", "Span F1"], rows
+    if report.get("multi_label"):
+        for arm in report["arms"]:
+            figures = [interval(arm[name]) for name in ("accuracy", "micro_f1", "macro_f1")]
+            rows.append((TITLES[arm["arm"]], shots_shown(arm), *figures, f"{100 * arm['ece']:.1f}"))
+        return ["Arm", "Shots", "Whole set right", "Micro-F1", "Macro-F1", "Calibration error"], rows
+    rare = report.get("rarest")
     for arm in report["arms"]:
         covered = MISSING if arm["accuracy_covered"] is None else f"{100 * arm['accuracy_covered']:.1f}"
         rows.append(
@@ -266,11 +365,13 @@ def arm_rows(report: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, ...]
                 shots_shown(arm),
                 interval(arm["accuracy"]),
                 interval(arm["macro_f1"]),
+                *([interval(arm["rare_recall"]) if arm.get("rare_recall") else MISSING] if rare else []),
                 f"{100 * arm['ece']:.1f}",
                 f"{covered} of {100 * arm['coverage']:.0f}",
             )
         )
-    return ["Arm", "Shots", "Accuracy", "Macro-F1", "Calibration error", "Accuracy of those covered"], rows
+    columns = ["Arm", "Shots", "Accuracy", "Macro-F1", *([f"Recall of {rare}"] if rare else [])]
+    return [*columns, "Calibration error", "Accuracy of those covered"], rows
 
 
 def recall_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -280,22 +381,28 @@ def recall_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
             str(part["label"]),
             f"{part['rows']:,}",
             f"{part['right']:,}",
-            MISSING
-            if part["recall"] is None
-            else interval({"value": part["recall"], "low": part["interval"][0], "high": part["interval"][1]}),
+            _share(part["recall"], part["interval"]),
+            # A report of an earlier version has no precision.
+            f"{part['given']:,}" if "given" in part else MISSING,
+            _share(part.get("precision"), part.get("precision_interval")),
         )
         for part in report.get("recall", ())
     ]
 
 
-def calibration_note(rows: int | None, errors: int | None, calibrated: bool | None) -> str:
+def _share(value: float | None, bounds: Sequence[float] | None) -> str:
+    """A share with its interval; a dash for None."""
+    return MISSING if value is None or not bounds else interval({"value": value, "low": bounds[0], "high": bounds[1]})
+
+
+def calibration_note(labels: LabelSet) -> str:
     """What is known about the calibration of a tuned model's probabilities, from its label set."""
-    if calibrated is None:
+    if labels.calibrated is None:
         return "whether the probabilities are calibrated is not recorded"
-    assert rows is not None
-    assert errors is not None
-    fitted = f"its {rows:,} validation rows, {errors:,} of them wrong"
-    if calibrated:
+    assert labels.validation_rows is not None
+    kind = "decisions on validation rows" if labels.multi_label else "validation rows"
+    fitted = f"its {labels.validation_rows:,} {kind}, {labels.validation_errors:,} of them wrong"
+    if labels.calibrated:
         return f"the probabilities are calibrated on {fitted}"
     return f"whether the probabilities are calibrated is not known: {fitted}, do not show it"
 

@@ -19,6 +19,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import atomic_path
 from nautile.data.table import Table, as_text, read_table, require_columns
 from nautile.uses.labelled.config import TextsConfig
+from nautile.uses.labelled.rows import several_labels
 
 # Beginnings of a formula in spreadsheets, full-width ones too, and behind a byte-order mark or null bytes, which are no
 # part of a cell; and numbers, which are none though they have a sign.
@@ -49,12 +50,20 @@ def read_texts(config: TextsConfig, sha256: str = "") -> tuple[Table, list[str |
     return table, texts
 
 
-def gold_labels(table: Table, path: str, column: str, labels: Sequence[str]) -> list[str]:
-    """The correct label of each row of the table at `path`. Raises `ConfigError` for one that is not in `labels`."""
+def gold_labels(table: Table, path: str, column: str, labels: Sequence[str], multi_label: bool = False) -> list[Any]:
+    """The correct label of each row of the table at `path`, or the list of them if a text may have several.
+
+    Raises `ConfigError` for one that is not in `labels`.
+    """
     require_columns(path, table.columns, [column])
-    gold = [str(row[column]) for row in table.rows]
-    for number, label in enumerate(gold, 1):
-        if label not in labels:
+    gold: list[Any] = []
+    for number, row in enumerate(table.rows, 1):
+        values = several_labels(row[column], f"{path}: row {number}") if multi_label else [row[column]]
+        own = [str(value).strip() if multi_label else str(value) for value in values]
+        gold.append(own if multi_label else own[0])
+        for label in own:
+            if label in labels:
+                continue
             raise ConfigError(
                 f"{path}: row {number}: the label {label!r} in column {column!r} is unknown; the labels are "
                 f"{', '.join(labels)}"

@@ -74,6 +74,9 @@ def tuning_view(result: dict[str, Any]) -> "RenderableType":
     lines = [
         f"{counts['train']:,} rows for training, {counts['validation']:,} for calibration, {counts['test']:,} for "
         f"testing; left out: {data['duplicates']:,} duplicates and {data['contradictory']:,} rows with several labels"
+        if not report.get("multi_label")
+        else f"{counts['train']:,} rows for training, {counts['validation']:,} for calibration, {counts['test']:,} for "
+        f"testing; copies put together: {data['duplicates']:,}"
     ]
     if data["leaked"]:
         shared = ", ".join(f"{count:,} with {name}" for name, count in data["leaked"].items())
@@ -84,9 +87,10 @@ def tuning_view(result: dict[str, Any]) -> "RenderableType":
         for lead in report.get("leads", [])
     ]
     lines += [
-        f"{label}: {right} of {rows} test rows are given this label, recall {recall} %"
-        for label, rows, right, recall in recall_rows(report)
+        f"{label}: {right} of {rows} test rows are given this label, recall {recall} %; {given} are given it in all, "
+        f"precision {precision} %"
+        for label, rows, right, recall, given, precision in recall_rows(report)
     ]
-    lines += report["notes"]
+    lines += [*data["found"], *report["notes"]]
     ending = f"{result['checkpoint']}: the tuned model; {result['tuning']}: its scores and card.md"
     return Group(query_table(columns, rows), *map(Text, lines), Text(ending))

@@ -50,6 +50,7 @@ class TuningRow(NamedTuple):
     prompt: Sequence[int]
     continuations: Sequence[Sequence[int]]
     shares: Sequence[float] = (1.0,)
+    weight: float = 1.0  # of its tokens in the loss
 
 
 def fine_tune(
@@ -134,8 +135,9 @@ def check_lengths(rows: Sequence[TuningRow], model: ModelConfig) -> None:
 def batch_of(rows: Sequence[TuningRow], shape: tuple[int, int, int]) -> Batch:
     """Batch arrays for `shape` = (questions, options, length); each option of a question is a row of tokens.
 
-    tokens, targets, segments, positions (int32 [questions·options, length]), weights (float32, the same shape: 1 where
-    the target belongs to the continuation), shares (float32 [questions, options]), real (bool, the same shape).
+    tokens, targets, segments, positions (int32 [questions·options, length]), weights (float32, the same shape: the
+    row's weight where the target belongs to the continuation), shares (float32 [questions, options]), real (bool, the
+    same shape).
     """
     questions, options, length = shape
     batch: Batch = {
@@ -153,7 +155,7 @@ def batch_of(rows: Sequence[TuningRow], shape: tuple[int, int, int]) -> Batch:
             batch["tokens"][place, : len(ids)] = ids
             batch["targets"][place, : len(ids) - 1] = ids[1:]
             batch["segments"][place, : len(ids)] = 1
-            batch["weights"][place] = target_weights(columns < len(ids) - 1, columns, len(row.prompt))
+            batch["weights"][place] = row.weight * target_weights(columns < len(ids) - 1, columns, len(row.prompt))
             batch["shares"][question, option], batch["real"][question, option] = share, True
     return batch
 

@@ -71,8 +71,9 @@ def _labels(report: dict[str, Any], folder: str) -> None:
     learning_curves(report).show()
     left, right = st.columns([3, 2], gap="large")
     with left:
-        st.subheader("Confusion")
-        confusion_chart(report).show()
+        if "confusion" in report:
+            st.subheader("Confusion")
+            confusion_chart(report).show()
         if rows := recall_rows(report):
             cards.show([cards.table(RECALL, rows)])
     with right:

@@ -8,7 +8,7 @@ from nautile.uses.labelled.config import TuneConfig
 from nautile.uses.tune.splits import read_splits
 
 
-@stage("tune", version=1, outputs=("checkpoint", "tuning"), accelerator=True)
+@stage("tune", version=2, outputs=("checkpoint", "tuning"), accelerator=True)
 def tune(job: Job) -> None:
     """Split the rows, tune for each number of shots and each seed, compare with the baselines, write the card."""
     # Imported here because every command imports this file, and JAX takes seconds.

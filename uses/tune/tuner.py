@@ -42,7 +42,15 @@ from nautile.model.layers.common import Params
 from nautile.model.weights.files import save_weights
 from nautile.tasks.reporting.cards import card
 from nautile.uses.labelled.config import TuneConfig
-from nautile.uses.labelled.predictor import fit_head, likelihood_logits, readable, text_features
+from nautile.uses.labelled.predictor import (
+    ClassWeights,
+    by_class,
+    fit_each,
+    fit_head,
+    likelihood_logits,
+    readable,
+    text_features,
+)
 from nautile.uses.labelled.prompts import (
     beginning_ids,
     context_ids,
@@ -54,22 +62,27 @@ from nautile.uses.labelled.prompts import (
     reply_ids,
     with_examples,
 )
-from nautile.uses.labelled.rows import LabelledRow, entity_json
+from nautile.uses.labelled.rows import LabelledRow, entity_json, labels_of
 from nautile.uses.labelled.scores import (
     RECALL,
     arm_rows,
+    best_thresholds,
     calibration_evidence,
     calibration_note,
     confusion,
     expected_calibration_error,
     fit_temperature,
+    label_probabilities,
     lead,
     points,
     probabilities,
+    rarest,
     recall_rows,
     recalls,
     reliability,
+    score_label_sets,
     score_seeds,
+    sigmoid_pairs,
     threshold_for_accuracy,
     threshold_for_coverage,
 )
@@ -78,6 +91,7 @@ from nautile.uses.tune.fine_tune import TuningRow, fine_tune, kept_losses, mean_
 from nautile.uses.tune.splits import Splits
 
 MOST_STEPS = 1000
+BASELINE_PENALTY = 10.0  # C of the baselines' regressions: larger is a weaker penalty
 BASELINES = ("majority", "tfidf", "minilm")
 POOLING: Literal["mean"] = "mean"  # of a text's hidden states, for the head: measured to be better than the last one
 ROWS_AT_ONCE = 16  # in a forward pass that computes features or likelihoods
@@ -89,16 +103,19 @@ MOST_CONFUSED = 10
 NEVER = -1e4  # the logit of a tag that no training row has
 
 
-def baseline(name: str, cache: Path) -> Any:
+def baseline_features(name: str, cache: Path) -> Any:
+    """The features of texts of a baseline: a transformer of scikit-learn, to be fitted on texts."""
+    if name == "tfidf":
+        return TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2))
+    return FunctionTransformer(Encoder(MiniLM(), cache).encode)  # sentence vectors, which are kept in `cache`
+
+
+def baseline(name: str, cache: Path, weights: ClassWeights = None) -> Any:
     """The baseline called `name`, one of `BASELINES`: an estimator of scikit-learn, to be fitted on texts."""
     if name == "majority":  # the shares of the labels in the training rows, whatever the text
         return DummyClassifier(strategy="prior")
-    features = (
-        TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2))
-        if name == "tfidf"
-        else FunctionTransformer(Encoder(MiniLM(), cache).encode)  # sentence vectors, which are kept in `cache`
-    )
-    return make_pipeline(features, LogisticRegression(C=10.0, max_iter=MOST_STEPS))
+    regression = LogisticRegression(C=BASELINE_PENALTY, max_iter=MOST_STEPS, class_weight=by_class(weights))
+    return make_pipeline(baseline_features(name, cache), regression)
 
 
 @dataclass(frozen=True)
@@ -124,7 +141,7 @@ class ArmRun(NamedTuple):
     validation_VC: np.ndarray  # logits
     test_TC: np.ndarray
     temperature: float
-    threshold: float
+    thresholds: tuple[float, ...]  # one for the likeliest label; if several may hold, one for each label
     validation_loss: float  # calibrated, in nats
 
 
@@ -133,11 +150,13 @@ def draw_shots(rows: Sequence[LabelledRow], shots: int, seed: int) -> list[Label
     by_label: dict[str, list[LabelledRow]] = defaultdict(list)
     # In an order of their own, so that the draw does not depend on the order of the file.
     for row in sorted(rows, key=lambda row: text_hash(row.text)):
-        by_label[row.target].append(row)
-    chosen = []
+        for label in labels_of(row) or ("",):  # rows without any label are drawn as if that were one
+            by_label[label].append(row)
+    drawn: dict[str, LabelledRow] = {}  # by text, since a row may be drawn for several of its labels
     for label, members in sorted(by_label.items()):
         order = permute(np.arange(len(members)), len(members), f"shots/{seed}/{label}")
-        chosen += [members[i] for i in order[: shots or len(members)]]
+        drawn |= {members[i].text: members[i] for i in order[: shots or len(members)]}
+    chosen = list(drawn.values())
     return [chosen[i] for i in permute(np.arange(len(chosen)), len(chosen), f"order/{seed}")]
 
 
@@ -156,11 +175,15 @@ class LabelTuner:
         self.validation = asked_rows(run.splits.validation, config.most_asked)
         self.test = asked_rows(run.splits.test, config.most_asked)
         self.targets_V, self.targets_T = self.targets(self.validation), self.targets(self.test)
+        self.class_weights = class_weights(config, self.labels)
+        self.rarest = None if config.multi_label else rarest(run.splits.report.balance["train"])
         self._tokenizer = tokenizer_for(run.tokenizer)
         instructions = "" if config.method == "head" else instructions_for("label", config.instructions, self.labels)
         self.label_set = LabelSet(
             form="label", method=config.method, labels=self.labels, instructions=instructions,
-            longest=config.longest, pooling=POOLING, coverage=None if config.accuracy else config.coverage,
+            longest=config.longest, pooling=POOLING, multi_label=config.multi_label,
+            thresholds=(0.5,) * len(self.labels) if config.multi_label else None,  # until they are fitted
+            coverage=None if config.accuracy or config.multi_label else config.coverage,
         )  # fmt: skip
         self._features: dict[str, np.ndarray] = {}
         # 0 shots stands for all rows, the most there are; but for likelihoods it means no examples, the fewest.
@@ -203,8 +226,9 @@ class LabelTuner:
             bias_C = np.load(self.run.work / f"bias-{best.shots}-{best.seed}.npy")
             with_shots = self._with_examples(rows if best.shots else [])
             labels = with_shots.model_copy(update={"bias": tuple(map(float, bias_C))})
-        evidence = calibration_evidence(best.validation_VC, self.targets_V, best.temperature)
-        update = {"temperature": best.temperature, "threshold": best.threshold, **evidence}
+        evidence = calibration_evidence(*decisions(best.validation_VC, self.targets_V), best.temperature)
+        update: dict[str, Any] = {"temperature": best.temperature, **evidence}
+        update |= {"thresholds": best.thresholds} if labels.multi_label else {"threshold": best.thresholds[0]}
         labels = labels.model_copy(update=update)
         write_label_set(self._checkpoint, labels)
         return labels, best
@@ -215,15 +239,36 @@ class LabelTuner:
         for run in runs:
             groups[run.arm, run.shots].append(run)
         result = []
+        seed = self.run.config.seed
+        rare = None if self.rarest is None else self.labels.index(self.rarest)
         for (arm, shots), members in groups.items():
-            probabilities_STC = [probabilities(run.test_TC, run.temperature) for run in members]
-            thresholds = [run.threshold for run in members]
-            figures = score_seeds(probabilities_STC, self.targets_T, thresholds, self.run.config.seed)
-            raw = [expected_calibration_error(probabilities(run.test_TC, None), self.targets_T) for run in members]
+            shares_STC = [self.shares(run.test_TC, run.temperature) for run in members]
+            if self.label_set.multi_label:
+                figures = score_label_sets(shares_STC, self.targets_T, [run.thresholds for run in members], seed)
+            else:
+                thresholds = [run.thresholds[0] for run in members]
+                figures = score_seeds(shares_STC, self.targets_T, thresholds, seed, rare)
+            raw = []
+            for run in members:
+                logits, targets = decisions(run.test_TC, self.targets_T)
+                raw.append(expected_calibration_error(probabilities(logits, None), targets))
             result.append({"arm": arm, "shots": shots, **figures, "ece_uncalibrated": float(np.mean(raw))})
         return result
 
+    def shares(self, logits_NC: np.ndarray, temperature: float) -> np.ndarray:
+        """Probabilities of the labels, [N, C]: they sum to 1, or if several may hold each is by itself."""
+        return (label_probabilities if self.label_set.multi_label else probabilities)(logits_NC, temperature)
+
+    def given(self, run: ArmRun) -> np.ndarray:
+        """What a run predicts for the test rows: indices [T], or if several labels may hold bool [T, C]."""
+        if self.label_set.multi_label:
+            return self.shares(run.test_TC, run.temperature) >= np.array(run.thresholds)
+        return run.test_TC.argmax(axis=1)
+
     def targets(self, rows: Sequence[LabelledRow]) -> np.ndarray:
+        """Indices of the rows' labels, int [N]; or whether a row has each, bool [N, C], if several may hold."""
+        if self.run.config.multi_label:
+            return np.array([[label in labels_of(row) for label in self.labels] for row in rows], bool)
         index = {label: number for number, label in enumerate(self.labels)}
         return np.array([index[row.target] for row in rows], np.int64)
 
@@ -231,8 +276,22 @@ class LabelTuner:
         """Fit one arm; returns the logits of the validation and of the test rows."""
         # Shots have equally many rows of each label, so the most frequent label is only known from all rows.
         rows = draw_shots(self.run.splits.train, 0 if name == "majority" else shots, seed)
+        if name in BASELINES and self.label_set.multi_label:
+            has_NC = self.targets(rows)
+            if name == "majority":
+                share_C = (has_NC.sum(axis=0) + 1) / (len(rows) + 2)
+                logits_C = np.log(share_C / (1 - share_C))
+                return np.tile(logits_C, (len(self.validation), 1)), np.tile(logits_C, (len(self.test), 1))
+            features = baseline_features(name, self.run.work / "vectors")
+            train_ND = features.fit_transform([row.text for row in rows])
+            weight_DC, bias_C = fit_each(train_ND, has_NC, BASELINE_PENALTY, self.class_weights)
+            validation_VC, test_TC = (
+                features.transform([row.text for row in part]) @ weight_DC + bias_C
+                for part in (self.validation, self.test)
+            )
+            return validation_VC, test_TC
         if name in BASELINES:
-            other = baseline(name, self.run.work / "vectors")
+            other = baseline(name, self.run.work / "vectors", self.class_weights)
             other.fit([row.text for row in rows], self.targets(rows))
             validation_VC, test_TC = (
                 other.predict_log_proba([row.text for row in part]) for part in (self.validation, self.test)
@@ -270,20 +329,25 @@ class LabelTuner:
 
     def _calibrated(self, arm: str, shots: int, seed: int, validation_VC: np.ndarray, test_TC: np.ndarray) -> ArmRun:
         """Fit temperature and threshold on the validation rows."""
-        temperature = fit_temperature(validation_VC, self.targets_V)
-        calibrated_VC = probabilities(validation_VC, temperature)
+        # On the validation rows as they are: class weights are for what is learnt, and change no row's count here.
+        logits, targets = decisions(validation_VC, self.targets_V)
+        temperature = fit_temperature(logits, targets)
+        loss = float(-log_softmax(logits / temperature, axis=1)[np.arange(len(targets)), targets].mean())
+        calibrated_VC = self.shares(validation_VC, temperature)
+        if self.label_set.multi_label:
+            fixed = self.run.config.label_threshold
+            thresholds = best_thresholds(calibrated_VC, self.targets_V) if fixed is None else [fixed] * len(self.labels)
+            return ArmRun(arm, shots, seed, validation_VC, test_TC, temperature, tuple(thresholds), loss)
         threshold: float | None = None
         if self.run.config.accuracy is not None:
             threshold = threshold_for_accuracy(calibrated_VC, self.targets_V, self.run.config.accuracy)
             threshold = ABSTAINS if threshold is None else threshold
         else:
             threshold = threshold_for_coverage(calibrated_VC, self.run.config.coverage)
-        rows = np.arange(len(self.targets_V))
-        loss = float(-log_softmax(validation_VC / temperature, axis=1)[rows, self.targets_V].mean())
-        return ArmRun(arm, shots, seed, validation_VC, test_TC, temperature, threshold, loss)
+        return ArmRun(arm, shots, seed, validation_VC, test_TC, temperature, (threshold,), loss)
 
     def _head(self, rows: Sequence[LabelledRow]) -> Any:
-        return fit_head(self._states(rows), self.targets(rows), len(self.labels))
+        return fit_head(self._states(rows), self.targets(rows), len(self.labels), self.class_weights)
 
     def _states(self, rows: Sequence[LabelledRow]) -> np.ndarray:
         """Features of the rows, cached in the work folder."""
@@ -329,10 +393,14 @@ class LabelTuner:
         self, rows: Sequence[LabelledRow], shots: int, seed: int, settings: TuneConfig, states: str
     ) -> Params:
         run = self.run
+        weights = row_weights(self.targets(rows), self.class_weights)
         examples = [
-            TuningRow(prompt_ids(self._tokenizer, self.label_set, row.text), [reply_ids(self._tokenizer, row.target)])
-            for row in rows
-        ]
+            TuningRow(
+                prompt_ids(self._tokenizer, self.label_set, row.text), [reply_ids(self._tokenizer, row.target)],
+                weight=weight,
+            )
+            for row, weight in zip(rows, weights, strict=True)
+        ]  # fmt: skip
 
         def emit(kind: str, **fields: Any) -> None:
             if kind == "metric":
@@ -344,6 +412,32 @@ class LabelTuner:
             {**run.identity, "learning_rate": settings.optimizer.learning_rate}, emit,
         )  # fmt: skip
         return params
+
+
+def decisions(logits_NC: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(logits, targets) of the decisions of rows: one a row, or yes or no for each label if several may hold."""
+    return (sigmoid_pairs(logits_NC), targets.ravel().astype(int)) if targets.ndim == 2 else (logits_NC, targets)
+
+
+def class_weights(config: TuneConfig, labels: Sequence[str]) -> ClassWeights:
+    """The configured weights in the order of `labels`. Raises `ConfigError` for a label that does not exist."""
+    if not isinstance(config.class_weights, dict):
+        return config.class_weights
+    if unknown := [label for label in config.class_weights if label not in labels]:
+        raise ConfigError(
+            f"tune.class_weights: no training row has the label {unknown[0]!r}; there are {', '.join(labels)}"
+        )
+    return [config.class_weights.get(label, 1.0) for label in labels]
+
+
+def row_weights(targets_N: np.ndarray, weights: ClassWeights) -> list[float]:
+    """The weight of each row by its label; "balanced" as in scikit-learn: rows / (labels · rows of the label)."""
+    if weights is None:
+        return [1.0] * len(targets_N)
+    if weights == "balanced":
+        counts = np.bincount(targets_N)
+        weights = (len(targets_N) / (np.count_nonzero(counts) * np.maximum(counts, 1))).tolist()
+    return [float(weights[target]) for target in targets_N]
 
 
 def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
@@ -619,8 +713,8 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
     """Tune, write the checkpoint into `checkpoint` and the report into `folder`; returns the report, JSON data.
 
     `arms`: the scores of each method or baseline and number of shots. `chosen`: the run that became the checkpoint.
-    For labels also `confusion` (right x predicted), `recall` by label, `reliability` and `leads` (over each baseline at
-    the same shots, by a paired bootstrap over seeds and rows), all on the test rows.
+    For labels also `confusion` (right x predicted; not of several labels), `recall` by label, `reliability` and `leads`
+    (over each baseline at the same shots, by a paired bootstrap over seeds and rows), all on the test rows.
     """
     config, splits = run.config, run.splits
     report: dict[str, Any] = {
@@ -644,27 +738,39 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
                 "seed": chosen.seed,
                 "temperature": labels.temperature,
                 "threshold": labels.threshold,
+                "thresholds": labels.thresholds,
                 "validation_loss": chosen.validation_loss,
                 "calibrated": labels.calibrated,
             },
         }
-        note = calibration_note(labels.validation_rows, labels.validation_errors, labels.calibrated)
+        report |= {"class_weights": config.class_weights}
+        report |= {"multi_label": config.multi_label, "rarest": tuner.rarest}
+        note = calibration_note(labels)
         report["notes"].append(f"{note[0].upper()}{note[1:]}.")
-        if config.accuracy is not None and chosen.threshold == ABSTAINS:
+        if config.accuracy is not None and chosen.thresholds[0] == ABSTAINS:
             cause = f"No threshold reaches the accuracy {config.accuracy} on the validation rows"
             report["notes"].append(f"{cause}: the model always abstains.")
-        probabilities_TC = probabilities(chosen.test_TC, chosen.temperature)
-        predicted_T = probabilities_TC.argmax(axis=1)
-        report["confusion"] = confusion(predicted_T, tuner.targets_T, len(splits.labels)).tolist()
-        report["recall"] = recalls(predicted_T, tuner.targets_T, splits.labels)
-        report["reliability"] = reliability(probabilities_TC, tuner.targets_T)
-        rows = {
-            "text": [row.text for row in tuner.test],
-            "label": [row.target for row in tuner.test],
-            "given": [splits.labels[i] for i in predicted_T],
-            "probability": probabilities_TC.max(axis=1),
-            "abstained": probabilities_TC.max(axis=1) < chosen.threshold,
-        }
+        predicted = tuner.given(chosen)
+        report["recall"] = recalls(predicted, tuner.targets_T, splits.labels)
+        logits, targets = decisions(chosen.test_TC, tuner.targets_T)
+        report["reliability"] = reliability(probabilities(logits, chosen.temperature), targets)
+        rows: dict[str, Any] = {"text": [row.text for row in tuner.test]}
+        shares_TC = tuner.shares(chosen.test_TC, chosen.temperature)
+        if config.multi_label:
+            rows |= {
+                "label": [", ".join(labels_of(row)) for row in tuner.test],
+                "given": [", ".join(np.array(splits.labels)[given_C]) for given_C in predicted],
+                # Of the whole set, as labels are independent.
+                "probability": np.where(predicted, shares_TC, 1 - shares_TC).prod(axis=1),
+            }
+        else:
+            report["confusion"] = confusion(predicted, tuner.targets_T, len(splits.labels)).tolist()
+            rows |= {
+                "label": [row.target for row in tuner.test],
+                "given": [splits.labels[i] for i in predicted],
+                "probability": shares_TC.max(axis=1),
+                "abstained": shares_TC.max(axis=1) < chosen.thresholds[0],
+            }
         with atomic_path(folder / ROWS) as temporary:
             pyarrow.parquet.write_table(pyarrow.table(rows), temporary)
     else:
@@ -684,7 +790,8 @@ def _leads(tuner: LabelTuner, runs: list[ArmRun], chosen: ArmRun) -> list[dict[s
     def is_right(arm: str) -> np.ndarray:
         """Which rows each seed of an arm has right, bool [seeds, rows]."""
         arm_runs = [run for run in runs if (run.arm, run.shots) == (arm, chosen.shots)]
-        return np.stack([run.test_TC.argmax(axis=1) == tuner.targets_T for run in arm_runs])
+        right = np.stack([tuner.given(run) == tuner.targets_T for run in arm_runs])
+        return np.asarray(right.all(axis=2) if right.ndim == 3 else right)
 
     # All seeds of the chosen method, not only the chosen one, which was chosen for its result.
     model_right = is_right(chosen.arm)
@@ -717,7 +824,7 @@ def tuning_card(report: Mapping[str, Any], config: TuneConfig) -> str:
         ],
     }
     if report["form"] == "label":
-        names, counts = report["labels"], report["confusion"]
+        names, counts = report["labels"], report.get("confusion", ())  # several labels of a text have none
         pairs = [
             (names[target], names[prediction], count)
             for target, row in enumerate(counts)
@@ -731,7 +838,13 @@ def tuning_card(report: Mapping[str, Any], config: TuneConfig) -> str:
             "confused": sorted(pairs, key=lambda pair: (-pair[2], pair[:2]))[:MOST_CONFUSED],
             "shots": chosen["shots"] or "all",
             "temperature": f"{chosen['temperature']:.3g}",
-            "threshold": f"{chosen['threshold']:.3g}",
+            "threshold": None if chosen["threshold"] is None else f"{chosen['threshold']:.3g}",
+            "thresholds": [
+                (name, f"{share:.3g}") for name, share in zip(names, chosen["thresholds"] or (), strict=False)
+            ],
+            "weights": config.class_weights,
+            "weights_shown": json.dumps(config.class_weights, ensure_ascii=False),
+            "label_threshold": config.label_threshold,
         }
     return card(
         "tuning_card.md.j2", {"tags": ["nautile", report["form"], report["method"]]}, facts, Path(__file__).parent

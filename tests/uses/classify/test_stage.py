@@ -184,6 +184,8 @@ def test_a_text_of_which_only_the_beginning_was_read_is_marked(tuned, tmp_path):
     done = job(tuned, write_records(tmp_path / "texts.jsonl", [{"text": text} for text in texts]), tmp_path / "a")
     classify.work(done)
     rows, summary = results(done)
-    assert [row["cut"] for row in rows] == [False, False, False, True]
-    assert summary["cut"] == 1
-    assert "Of 1 texts only the beginning was read" in (done.output("labelled") / "card.md").read_text()
+    assert [row["cut"] for row in rows] == [0, 0, 0, 1]
+    assert (summary["cut"], summary["cut_tokens"]) == (1, 1)
+    assert (
+        "of 1 texts only the beginning was read, 1 tokens were cut" in (done.output("labelled") / "card.md").read_text()
+    )

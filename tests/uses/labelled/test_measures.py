@@ -4,22 +4,27 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix, f1_score
 
+from nautile.data.label_set import LabelSet
 from nautile.evals.scoring.intervals import wilson
 from nautile.uses.labelled.scores import (
     DRAWS,
     SHOWING_ERRORS,
     TEMPERATURES,
+    best_thresholds,
     calibration_evidence,
     calibration_note,
     confusion,
     expected_calibration_error,
     fit_temperature,
     intervals,
+    label_probabilities,
     lead,
     probabilities,
+    rarest,
     recall_rows,
     recalls,
     reliability,
+    score_label_sets,
     score_seeds,
     selective,
     threshold_for_accuracy,
@@ -97,13 +102,19 @@ def test_recall_is_shown_for_each_label():
     targets = np.array([0] * 95 + [1] * 5)
     always_the_first = np.zeros(100, int)
     first, second, third = recalls(always_the_first, targets, ("common", "rare", "absent"))
-    assert first == {"label": "common", "rows": 95, "right": 95, "recall": 1.0, "interval": list(wilson(95, 95))}
+    assert first == {
+        "label": "common", "rows": 95, "right": 95, "recall": 1.0, "interval": list(wilson(95, 95)), "given": 100,
+        "precision": 0.95, "precision_interval": list(wilson(95, 100)),
+    }  # fmt: skip
     assert (second["rows"], second["right"], second["recall"]) == (5, 0, 0.0)
-    assert (third["recall"], third["interval"]) == (None, None)
+    assert [third[name] for name in ("recall", "interval", "precision", "precision_interval")] == [None] * 4
     assert recall_rows({"recall": [first, third]}) == [
-        ("common", "95", "95", "100.0 [96.1, 100.0]"),
-        ("absent", "0", "0", "—"),
+        ("common", "95", "95", "100.0 [96.1, 100.0]", "100", "95.0 [88.8, 97.8]"),
+        ("absent", "0", "0", "—", "0", "—"),
     ]
+    several = np.array([[True, False], [True, True], [False, False]])
+    by_label = recalls(several[:, ::-1], several, ("a", "b"))
+    assert [(part["rows"], part["given"], part["right"]) for part in by_label] == [(2, 1, 1), (1, 2, 1)]
     assert recall_rows({}) == []
 
 
@@ -138,11 +149,14 @@ def test_calibrated_is_what_the_validation_rows_show():
 
 
 def test_a_note_says_what_is_known_of_the_calibration():
-    assert calibration_note(400, 31, True) == (
-        "the probabilities are calibrated on its 400 validation rows, 31 of them wrong"
-    )
-    assert calibration_note(10, 0, False).startswith("whether the probabilities are calibrated is not known: its 10")
-    assert calibration_note(None, None, None) == "whether the probabilities are calibrated is not recorded"
+    def note(rows, errors, calibrated, **fields):
+        shown = {"validation_rows": rows, "validation_errors": errors, "calibrated": calibrated}
+        return calibration_note(LabelSet(form="label", method="head", labels=("a", "b"), **shown, **fields))
+
+    assert note(400, 31, True) == "the probabilities are calibrated on its 400 validation rows, 31 of them wrong"
+    assert note(10, 0, False).startswith("whether the probabilities are calibrated is not known: its 10")
+    assert note(None, None, None) == "whether the probabilities are calibrated is not recorded"
+    assert "its 20 decisions on validation rows" in note(20, 0, False, multi_label=True, thresholds=(0.5, 0.5))
 
 
 def test_a_lead_lies_in_its_interval_whatever_the_seeds_agree_on():
@@ -159,3 +173,37 @@ def test_a_lead_lies_in_its_interval_whatever_the_seeds_agree_on():
     # As wide as the normal interval of 400 rows drawn once, and no wider than that of a single run by much.
     by_row = (own_SN.astype(float) - other_SN).mean(axis=0)
     assert won["high"] - won["low"] == pytest.approx(2 * 1.96 * by_row.std() / 20, rel=0.4)
+
+
+def test_the_rarest_label_has_a_column_where_labels_are_imbalanced():
+    assert rarest({"a": 95, "b": 5}) == "b"
+    assert rarest({"a": 60, "b": 40}) is None
+    targets = np.array([0] * 95 + [1] * 5)
+    found = np.where(np.arange(100) < 97, 0, 1)  # three of the five rare rows
+    scores = score_seeds([np.eye(2)[found]], targets, [0.5], rare=1)
+    assert scores["rare_recall"]["value"] == 0.6
+    assert scores["rare_recall"]["low"] <= wilson(3, 5)[0]
+    assert score_seeds([np.eye(2)[found[:95]]], targets[:95], [0.5], rare=1)["rare_recall"] is None
+
+
+def test_scores_of_several_labels_are_those_of_scikit_learn():
+    rng = np.random.default_rng(3)
+    has = rng.random((200, 4)) < [0.5, 0.2, 0.05, 0.0]
+    runs = [np.where(rng.random(has.shape) < 0.85, has, ~has) for _ in range(2)]
+    scores = score_label_sets([run.astype(float) for run in runs], has, [[0.5] * 4] * 2)
+    for name, average in (("micro_f1", "micro"), ("macro_f1", "macro")):
+        expected = np.mean([f1_score(has, run, average=average, zero_division=0.0) for run in runs])
+        assert scores[name]["value"] == pytest.approx(expected)
+        assert scores[name]["low"] < expected < scores[name]["high"]
+    assert scores["accuracy"]["value"] == pytest.approx(np.mean([(run == has).all(axis=1).mean() for run in runs]))
+
+
+def test_a_threshold_for_each_label_has_the_highest_f1_of_the_rows():
+    rng = np.random.default_rng(4)
+    has = rng.random((300, 3)) < [0.5, 0.1, 0.0]
+    shares = label_probabilities(rng.normal(size=has.shape) + 2 * has - 1, 1.0).round(2)  # rounded: some are equal
+    thresholds = best_thresholds(shares, has)
+    assert thresholds[2] == 0.5, "no row has the third label"
+    for label in (0, 1):
+        reached = f1_score(has[:, label], shares[:, label] >= thresholds[label])
+        assert reached == max(f1_score(has[:, label], shares[:, label] >= t) for t in np.unique(shares[:, label]))

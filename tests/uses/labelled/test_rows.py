@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from nautile.common.errors import ConfigError
 from nautile.uses.labelled.config import LabelledDataConfig, TuneConfig
 from nautile.uses.labelled.rows import check_known, read_rows
+from tests.support.samples.labelled import write_records
 
 
 def rows_of(folder, records, form="label", **fields):
@@ -215,3 +216,23 @@ def test_labels_of_a_teacher_are_learnt_from_and_not_tested_on():
         TuneConfig.model_validate({"data": "rows.csv", "test": "labels/0123456789ab"})
     with pytest.raises(ValidationError, match="needs as `path` an id"):
         TuneConfig.model_validate({"data": {"reader": "labels", "path": "mine"}})
+
+
+def test_several_labels_of_a_text_are_a_list_its_json_or_a_text_with_separators(tmp_path):
+    records = [{"text": "a", "labels": ["y", "x", "y"]}, {"text": "b", "labels": []}, {"text": "c", "labels": "x; y"}]
+    path = write_records(tmp_path / "rows.jsonl", records)
+
+    def labels(path, **fields):
+        rows = read_rows(LabelledDataConfig.model_validate({"path": str(path), **fields}), "labels", tmp_path)
+        return [row.labels for row in rows]
+
+    assert labels(path) == [("x", "y"), (), ("x", "y")]
+    table = tmp_path / "rows.csv"
+    table.write_text('text,label\na,y|x\nb,\nc,"[""x"", ""y""]"\n')
+    assert labels(table, label_separator="|") == [("x", "y"), (), ("x", "y")]
+    with pytest.raises(ConfigError, match="row 2, column 'labels': has no list of labels"):
+        labels(write_records(path, [records[0], {"text": "b"}]))
+    with pytest.raises(ConfigError, match="row 1, column 'labels': has no label"):
+        labels(write_records(path, [{"text": "b", "labels": "x;;y"}]))
+    with pytest.raises(ConfigError, match="differ only in case"):
+        labels(write_records(path, [{"text": "b", "labels": ["x", "X"]}]))

@@ -113,6 +113,8 @@ def test_a_batch_weighs_the_continuations_alone():
     assert batch["targets"][2].tolist() == [10, 5, 22, 23, 9, 0]
     assert batch["weights"][2].tolist() == [0, 0, 1, 1, 1, 0]
     assert batch["real"].tolist() == [[True] * 3, [False] * 3]
+    weighted = batch_of([QUESTIONS[0]._replace(weight=2.5)], (1, 3, 6))
+    assert weighted["weights"][2].tolist() == [0, 0, 2.5, 2.5, 2.5, 0]
 
 
 @pytest.mark.slow

@@ -50,3 +50,33 @@ def test_a_head_of_another_model_is_refused(tmp_path):
     path.write_bytes(b"nothing")
     with pytest.raises(ConfigError, match="cannot be read as the head"):
         load_head(path, 3, 2)
+
+
+def rare_rows(seed, count=2000):
+    """Features of two overlapping classes of 95 and 5 percent, and their classes."""
+    rng = np.random.default_rng(seed)
+    targets = (rng.random(count) < 0.05).astype(int)
+    return rng.normal(size=(count, 6)) + 0.7 * targets[:, None], targets
+
+
+def test_weights_raise_the_recall_of_a_rare_class_by_what_they_say():
+    features, targets = rare_rows(0)
+    asked, truth = rare_rows(1)
+
+    def recall(targets, weights):
+        logits = fit_head(features, targets, 2, weights).logits(asked)
+        given = logits[:, 1] > 0 if targets.ndim == 2 else logits.argmax(axis=1) == 1
+        return given[truth == 1].mean()
+
+    for shape in (targets, np.stack([targets == 0, targets == 1], axis=1)):  # one label of two, or each by itself
+        plain, some, balanced = (recall(shape, weights) for weights in (None, [1.0, 5.0], "balanced"))
+        assert plain < 0.2 < 0.7 < balanced
+        assert plain < some < balanced
+
+
+def test_labels_that_all_rows_have_or_none_are_their_share():
+    features, _ = rare_rows(0, 50)
+    has = np.stack([np.ones(50, bool), np.zeros(50, bool), features[:, 0] > 0], axis=1)
+    shares = 1 / (1 + np.exp(-fit_head(features, has, 3).logits(features)))
+    np.testing.assert_allclose(shares[:, :2], [[51 / 52, 1 / 52]] * 50, rtol=1e-5)
+    assert ((shares[:, 2] > 0.5) == has[:, 2]).mean() > 0.9

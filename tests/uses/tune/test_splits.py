@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from nautile.common.errors import ConfigError
-from nautile.uses.labelled.rows import LabelledRow
+from nautile.uses.labelled.rows import LabelledRow, with_labels
 from nautile.uses.tune.splits import split_rows
 
 SHARES = {"validation_share": 0.1, "test_share": 0.2, "leakage": "refuse", "labelled": True}
@@ -77,5 +77,16 @@ def test_a_split_without_rows():
 def test_a_label_of_the_test_split_alone_and_a_single_label():
     with pytest.raises(ConfigError, match="the test split: row 0 has the label 'c', which was not learnt"):
         split_rows(rows(40), rows(4, text="other {}"), rows(4, lambda i: "c", "new {}"), **SHARES)
-    with pytest.raises(ConfigError, match="every row has the label 'a'"):
+    with pytest.raises(ConfigError, match="no row has another label than 'a'"):
         split_rows(rows(40, lambda i: "a"), None, None, **SHARES)
+
+
+def test_labels_of_a_texts_copies_are_put_together_where_it_may_have_several():
+    several = [with_labels(row, {row.target} if row.number % 3 else set()) for row in rows(400)]
+    copy = with_labels(replace(several[1], text="Text  1"), {"a"})
+    splits = split_rows([*several, copy], None, None, **SHARES, multi_label=True)
+    kept = {row.text: row.labels for part in (splits.train, splits.validation, splits.test) for row in part}
+    assert (len(kept), kept["text 1"], kept["text 0"]) == (400, ("a", "b"), ())
+    assert (splits.report.duplicates, splits.report.contradictory) == (1, 0)
+    with pytest.raises(ConfigError, match="every training row has the label 'a'"):
+        split_rows([with_labels(row, {"a", row.target}) for row in rows(400)], None, None, **SHARES, multi_label=True)

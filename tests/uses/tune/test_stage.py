@@ -7,11 +7,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from nautile.common.errors import ConfigError
+from nautile.common.events import silent
 from nautile.configs.keys import with_local_files
 from nautile.data.label_set import read_label_set
 from nautile.model.weights.files import load_weights
 from nautile.tasks.engine.job import Job
-from nautile.uses.labelled.config import TuneConfig
+from nautile.uses.classify.stage import classify
+from nautile.uses.labelled.config import ClassifyConfig, TuneConfig
 from nautile.uses.labelled.predictor import LabelPredictor
 from nautile.uses.tune import tuner
 from nautile.uses.tune.stage import tune
@@ -66,6 +68,45 @@ def test_a_head_with_its_baselines(tmp_path, checkpoint, table):
     card = (done.output("tuning") / "card.md").read_text()
     assert "TF-IDF + logistic regression" in card
     assert "What it may not be used for" in card
+
+
+@pytest.mark.slow
+def test_a_head_for_several_labels_of_a_text_and_its_answers(tmp_path, checkpoint):
+    """A text names animals, plants, both or neither; the classifier gives what the report says."""
+    animals, plants = labelled_records(240)[::2], labelled_records(240)[1::2]
+    records = []
+    for i in range(120):
+        named = [r for r, is_in in ((animals[i], i % 2), (plants[i], i % 3 != 1)) if is_in]
+        text = " ".join([r["text"] for r in named] or [f"{i} stone"])
+        records.append({"text": text, "labels": [r["label"] for r in named]})
+    table = write_records(tmp_path / "rows.jsonl", records)
+    fields = {"multi_label": True, "shots": [0], "seeds": 1, "class_weights": "balanced"}
+    done = job(tmp_path / "a", checkpoint, table, baselines=["majority", "tfidf"], **fields)
+    tune.work(done)
+    report = report_of(done)
+    scores = {arm["arm"]: arm for arm in report["arms"]}
+    assert scores["tfidf"]["micro_f1"]["value"] > 0.9 > scores["majority"]["micro_f1"]["value"]
+    assert [part["label"] for part in report["recall"]] == ["animal", "plant"]
+    labels = read_label_set(done.output("checkpoint"))
+    assert (labels.multi_label, labels.threshold, len(labels.thresholds)) == (True, None, 2)
+    card = (done.output("tuning") / "card.md").read_text()
+    assert "Whole set right" in card
+    assert "From the probability" in card
+    assert "rows counted by label" in card
+    section = {"texts": {"reader": "jsonl", "path": str(table)}, "gold_column": "labels", "rows_at_once": 16}
+    section = with_local_files({"classify": ClassifyConfig.model_validate(section).model_dump(mode="json")})
+    asked = Job("classify", "k" * 64, "e", section, {"checkpoint": done.output("checkpoint")}, tmp_path / "b", silent)
+    classify.work(asked)
+    rows = pq.read_table(asked.output("labelled") / "rows.parquet").to_pylist()
+    for row in rows:
+        shares = row["probabilities"]
+        given = [label for label, t in zip(labels.labels, labels.thresholds, strict=True) if shares[label] >= t]
+        assert row["labels"] == given
+    summary = json.loads((asked.output("labelled") / "summary.json").read_text())
+    assert summary["labelled"] == {label: sum(label in row["labels"] for row in rows) for label in labels.labels}
+    assert summary["abstained"] == sum(not row["labels"] for row in rows)
+    assert 0 <= summary["micro_f1"]["low"] <= summary["micro_f1"]["value"] <= 1
+    assert [part["label"] for part in summary["recall"]] == ["animal", "plant"]
 
 
 @pytest.mark.slow
