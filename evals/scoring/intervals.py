@@ -13,8 +13,8 @@ OVER_PROBLEMS = "over problems; says nothing about another seed"  # what an inte
 Name = TypeVar("Name", bound=Hashable)
 
 
-def wilson(correct: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's score interval of `correct` / `n`; [0, 1] for n = 0. `correct` may be fractional: votes of questions.
+def wilson(correct: float, n: float, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's score interval of `correct` / `n`; [0, 1] for n = 0. Both may be fractional: votes, effective sizes.
 
     https://en.wikipedia.org/wiki/Binomial_proportion_confidence_interval#Wilson_score_interval
     """

@@ -75,12 +75,16 @@ class Span:
 
 @dataclass(frozen=True)
 class Extraction:
-    """The result of a reply. `document`: its JSON text as the model wrote it; None if it was refused for `reason`."""
+    """The result of a reply. `document`: its JSON text as the model wrote it; None if it was refused for `reason`.
+
+    cut: tokens of the text that did not fit; a text is answered whole or not at all, so only of one that is too long.
+    """
 
     document: str | None
     spans: tuple[Span, ...] = ()
     reason: Reason | None = None
     detail: str = ""
+    cut: int = 0
 
 
 class ReplyChecker:
@@ -125,7 +129,7 @@ class ReplyChecker:
         return Extraction(reply, tuple(spans))
 
 
-@stage("extract", version=2, outputs=("extracted",), accelerator=True)
+@stage("extract", version=3, outputs=("extracted",), accelerator=True)
 def extract(job: Job) -> None:
     """Extract a document for each row that has no result yet; publish the valid documents and the refused rows."""
     config = job.part("extract", ExtractConfig)
@@ -214,7 +218,7 @@ def extractor_for(
 
 
 def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Counts as JSON data: rows, extracted, refused by reason, spans, tokens."""
+    """Counts as JSON data: rows, extracted, refused by reason, spans, tokens; texts that are too long and the excess."""
     refused = Counter(row["reason"] for row in rows if row["reason"])
     return {
         "rows": len(rows),
@@ -222,6 +226,8 @@ def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "refused": {reason: refused[reason] for reason in REASONS if refused[reason]},
         "spans": sum(len(row["spans"]) for row in rows),
         "tokens": sum(row["tokens"] for row in rows),
+        "cut": sum(bool(row["cut"]) for row in rows),
+        "cut_tokens": sum(row["cut"] or 0 for row in rows),
     }
 
 
@@ -307,7 +313,7 @@ class Extractor:
         return (*self._beginning, *encode_prompt_end(self._tokenizer, text.strip())[:-1])
 
     def run(self, texts: Sequence[str | None], rows_path: Path, emit: Emit = silent) -> list[dict[str, Any]]:
-        """Return a row for every text, in order: number (from 1), json, spans, reason, detail, reply, tokens.
+        """Return a row for every text, in order: number (from 1), json, spans, reason, detail, reply, tokens, cut.
 
         Rows of the file at `rows_path` are not decoded again. Emits the metric `extract/rows_per_second`.
         """
@@ -336,7 +342,7 @@ class Extractor:
         room = self._model.context - len(prompt)
         limit = room if config.max_tokens is None else min(room, config.max_tokens)
         if limit < self._constraint.least_tokens:
-            return Extraction(None, reason="too_long")
+            return Extraction(None, reason="too_long", cut=self._constraint.least_tokens - limit)
         if (constraint := self._constraint.within(text)) is None:
             return Extraction(
                 None, reason="span", detail="no part of the text can be a string that the schema requires"
@@ -417,6 +423,7 @@ def _row(number: int, result: Extraction, reply: str, tokens: int) -> dict[str, 
         "detail": result.detail,
         "reply": reply if result.reason else "",
         "tokens": tokens,
+        "cut": None if result.reason == "no_text" else result.cut,
     }
 
 

@@ -106,12 +106,21 @@ def extract(
     )  # fmt: skip
     result = _run(stage, section, artifact, store, force=force, as_json=as_json)
     if out is not None:
-        columns = {"number": "row", "json": "document", "spans": "spans", "reason": "refused", "detail": "detail"}
+        columns = {
+            "number": "row",
+            "json": "document",
+            "spans": "spans",
+            "cut": "cut",
+            "reason": "refused",
+            "detail": "detail",
+        }
         _write_out(out, texts, table.sha256, result.path / ROWS, columns)
 
     def lines(facts: dict[str, Any]) -> list[str]:
         total = f"{facts['extracted']:,} of {facts['rows']:,} rows extracted, {facts['spans']:,} spans in their texts"
-        return [total, *(f"  {count:,} refused: {REASONS[reason]}" for reason, count in facts["refused"].items())]
+        refused = [f"  {count:,} refused: {REASONS[reason]}" for reason, count in facts["refused"].items()]
+        over = f"  {facts['cut']:,} texts were too long, by {facts['cut_tokens']:,} tokens (column `cut`)"
+        return [total, *refused, *([over] if facts["cut"] else [])]
 
     _show(result, out, as_json, lines)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError
@@ -80,6 +81,7 @@ def simulate(
     """Simulate a survey: option probabilities by persona and group, compared with human answers and baselines."""
     from pydantic import ValidationError
 
+    from nautile.data.table import read_table
     from nautile.flows.named import checkpoint_id, named_or_newest
     from nautile.uses.simulate.config import SimulateConfig
     from nautile.uses.simulate.reading import load_survey, personas_config
@@ -107,6 +109,12 @@ def simulate(
     if training is not None:
         console_for().print(write_training_rows(survey_config, config, training), soft_wrap=True)
         return
+    for table in (people, survey_config.respondents):
+        # Read here, so that a table that cannot be read is refused before a process starts.
+        if table is not None and table.reader in ("csv", "jsonl"):
+            options = {"delimiter": table.delimiter, "encoding": table.encoding}
+            if found := read_table(table.path, **options).found:
+                console_for(stderr=True).print(Text(found), soft_wrap=True)
     store = the_store()
     words = sys.argv[1:]
     # The newest checkpoint is resolved to its id, so that the resume command means the same one when there is a newer.
@@ -132,6 +140,9 @@ def simulate(
     # What such figures must not be used for is printed with every result, not only in a document.
     console.print(f"\n{NOT_FOR[0]}", soft_wrap=True)
     where = f"groups in {folder / 'tables.md'}, limits of use in {folder / 'card.md'}"
+    if summary["left_out"]:
+        over = f"were too long by {summary['cut_tokens']:,} tokens and left out (column `cut`)"
+        console.print(f"{summary['left_out']:,} of {summary['personas']:,} personas {over}", soft_wrap=True)
     console.print(f"{artifacts['opinions'].id}: {where}", soft_wrap=True)
 
 

@@ -31,7 +31,7 @@ from nautile.uses.simulate.people import PeopleGroup, Person, groups_of, text_of
 from nautile.uses.simulate.reading import MISSING, Respondents, shares
 from nautile.uses.simulate.tables import ARMS
 
-SMALLEST_GROUP = 10  # humans; a smaller group is shown but not scored
+SMALLEST_GROUP = 10  # humans, by their effective size; a smaller group is shown but not scored
 EVERYBODY = ("", "all")
 Cell = tuple[str, str]  # field and group
 # The range of each score. Scores are weighted means over the questions, of everybody or over all groups.
@@ -56,6 +56,7 @@ class Distribution:
     shares: np.ndarray
     draws: np.ndarray
     people: int | None  # number of people; None: not known
+    effective: float | None = None  # of people who weigh alike and say as much (Kish): (Σ w)² / Σ w²; None: not known
 
     def fields(self, interval: float) -> dict[str, Any]:
         """As plain data, with percentile intervals, or Wilson's for an option that nobody, or everybody, has chosen.
@@ -63,6 +64,8 @@ class Distribution:
         Without an interval if all draws are equal for another reason.
         """
         result: dict[str, Any] = {"shares": self.shares.tolist(), "people": self.people}
+        if self.effective is not None and self.effective != self.people:
+            result["effective"] = self.effective
         varies = np.ptp(np.nan_to_num(self.draws), axis=0) > 0
         is_certain = ~varies & np.isin(self.shares, (0.0, 1.0)) & (self.people is not None)
         # Equal draws come from shares whose number of people is unknown: no interval, rather than one of width 0.
@@ -71,7 +74,8 @@ class Distribution:
             z = NormalDist().inv_cdf((1 + interval) / 2)
             for option in np.flatnonzero(is_certain):
                 assert self.people is not None
-                low[option], high[option] = wilson(self.people * self.shares[option], self.people, z)
+                size = self.people if self.effective is None else self.effective
+                low[option], high[option] = wilson(size * self.shares[option], size, z)
             result |= {"low": low.tolist(), "high": high.tolist()}
         return result
 
@@ -117,8 +121,10 @@ class PeopleSample:
         with np.errstate(invalid="ignore"):
             # Each person's row, as often as the person was drawn. A draw may have nobody of a small group.
             draws = weights @ rows_NK[answered] / weights.sum(axis=1, keepdims=True)
-        shares = np.average(rows_NK[answered], axis=0, weights=self.own_weights[answered])
-        return Distribution(shares, draws, len(answered))
+        own = self.own_weights[answered]
+        return Distribution(
+            np.average(rows_NK[answered], axis=0, weights=own), draws, len(answered), effective_size(own)
+        )
 
 
 def compare(
@@ -180,7 +186,7 @@ def compare(
             cell_results.append({"by": cell[0], "group": cell[1], "arms": fields})
             if (
                 human is not None
-                and (human.people is None or human.people >= SMALLEST_GROUP)
+                and (human.people is None or (human.effective or human.people) >= SMALLEST_GROUP)
                 and arms["model"] is not None
             ):
                 # If the number of people is not published, all draws of the humans are equal and give no bound.
@@ -203,6 +209,13 @@ def compare(
         "compared": any(scored.values()),
         "humans": _description(survey, config, sample, humans, respondents, respondent_indices, scored),
     }
+
+
+def effective_size(weights: np.ndarray) -> float:
+    """Kish's effective sample size of people with these weights: their number where all weigh alike."""
+    if not np.ptp(weights):
+        return float(len(weights))
+    return float(weights.sum() ** 2 / (weights**2).sum())
 
 
 def _humans(
@@ -288,6 +301,7 @@ def _description(
         "judged": humans.size if humans is not None else 0,
         "train": len(respondents.train),
         "weighted": bool(np.ptp(respondents.weights) > 0),
+        "effective": effective_size(humans.own_weights) if humans is not None else 0.0,
         "missing": {
             question.name: int((respondents.answers_NQ[:, number] == MISSING).sum())
             for number, question in enumerate(survey.questions)

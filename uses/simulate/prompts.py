@@ -146,6 +146,12 @@ class OpinionScorer:
         """The orders of each question's options: positions in the survey's order."""
         return self._prompts.orders
 
+    def tokens_over(self, person: Person) -> int:
+        """By how many tokens a persona is too long for the model's context, beside the longest question; 0: it fits."""
+        prompts = self._prompts
+        taken = len(prompts.beginning) + len(prompts.persona(person)) + prompts.longest
+        return max(0, taken - self._model.context)
+
     def opinions(self, people: Sequence[Person]) -> list[list[np.ndarray | None]]:
         """For each person and question the probabilities [orders, options], options in the survey's order, float64.
 
@@ -155,9 +161,9 @@ class OpinionScorer:
         groups: list[Group] = []
         fits: list[bool] = []
         for person in people:
-            persona = prompts.persona(person)
-            fits.append(len(prompts.beginning) + len(persona) + prompts.longest <= self._model.context)
+            fits.append(not self.tokens_over(person))
             if fits[-1]:
+                persona = prompts.persona(person)
                 groups += [
                     (persona + prompts.question(number, order), prompts.continuations(number, order))
                     for number, orders in enumerate(prompts.orders)

@@ -28,7 +28,7 @@ CHUNK = 64  # personas
 ROWS = "opinions.parquet"
 
 
-@stage("simulate", version=1, outputs=("opinions",), accelerator=True)
+@stage("simulate", version=2, outputs=("opinions",), accelerator=True)
 def simulate(job: Job) -> None:
     """Ask each persona that has no row yet, then compare with the survey and publish."""
     survey, config = job.part("survey", SurveyConfig), job.part("simulate", SimulateConfig)
@@ -53,6 +53,8 @@ def simulate(job: Job) -> None:
         "personas": len(people),
         "personas_source": _source(survey, config),
         "left_out": left_out,
+        "cut_tokens": sum(row["cut"] for row in pq.read_table(out / ROWS, columns=["cut"]).to_pylist())
+        // len(survey.questions),
         "by": list(config.by),
         "answer": config.answer,
         "interval": config.interval,
@@ -74,7 +76,7 @@ def simulate(job: Job) -> None:
 def schema(config: SimulateConfig) -> pa.Schema:
     """The Parquet schema: a row for each persona and question, with the options in the survey's order.
 
-    `left_out` is the reason why there is no answer, else null.
+    `left_out` is the reason why there is no answer, else null; `cut`: the tokens by which the persona is too long.
     """
     shares = pa.list_(pa.float64())
     return pa.schema(
@@ -83,6 +85,7 @@ def schema(config: SimulateConfig) -> pa.Schema:
             ("question", pa.string()),
             *((f"by_{field}", pa.string()) for field in config.by),
             ("left_out", pa.string()),
+            ("cut", pa.int64()),
             ("probabilities", shares),
             ("by_order", pa.list_(shares)),
         ]
@@ -146,8 +149,9 @@ def _rows(
             else group_name(value, survey.bands.get(field))
             for field in config.by
         }
+        cut = scorer.tokens_over(person)
         for question, opinion in zip(survey.questions, opinions, strict=True):
-            row: dict[str, Any] = {"persona": person.id, "question": question.name, **groups}
+            row: dict[str, Any] = {"persona": person.id, "question": question.name, **groups, "cut": cut}
             if opinion is None:
                 row |= {"left_out": "too_long", "probabilities": None, "by_order": None}
             else:

@@ -60,11 +60,12 @@ def scores_table(summary: Mapping[str, Any]) -> str:
 
 def people_counts(cell: Mapping[str, Any]) -> str:
     """How many personas and humans a group has, as far as that is known."""
-    counts = [
-        f"{cell['arms'][name]['people']:,} {word}"
-        for name, word in (("model", "personas"), ("humans", "humans"))
-        if name in cell["arms"] and cell["arms"][name]["people"] is not None
-    ]
+    counts = []
+    for name, word in (("model", "personas"), ("humans", "humans")):
+        arm = cell["arms"].get(name)
+        if arm is not None and arm["people"] is not None:
+            effective = f", weighted as {arm['effective']:,.0f} alike" if "effective" in arm else ""
+            counts.append(f"{arm['people']:,} {word}{effective}")
     return ", ".join(counts) or "published shares"
 
 
@@ -166,7 +167,13 @@ def _who(summary: Mapping[str, Any]) -> str:
                 "How many humans answered is not published, so nothing says how far chance moves their shares."
             )
     if humans.get("weighted"):
-        lines.append("The respondents count by their survey weights; numbers of people are unweighted.")
+        lines.append(
+            "The respondents count by their survey weights; numbers of people are unweighted. Their effective sample "
+            f"size is {humans['effective']:,.0f} (Kish)."
+        )
+    if without := {name: count for name, count in humans.get("missing", {}).items() if count}:
+        counted = ", ".join(f"{markdown_text(name)} {count:,}" for name, count in without.items())
+        lines.append(f"Respondents without an answer, who are left out of that question: {counted}.")
     if humans.get("unmatched_groups"):
         named = "; ".join(markdown_text(group) for group in humans["unmatched_groups"])
         lines.append(f"No persona is in these published groups, which are not compared: {named}.")

@@ -48,8 +48,11 @@ class CountingScorer:
             log.writelines(f"{person.id}\n" for person in people)
         return [self._opinions(person) for person in people]
 
+    def tokens_over(self, person):
+        return 4 if person.id == "7" else 0
+
     def _opinions(self, person):
-        if person.id == "7":
+        if self.tokens_over(person):
             return [None] * len(self.orders)
         draw = np.random.default_rng(int(person.id))
         return [draw.dirichlet(np.ones(len(orders[0])), len(orders)) for orders in self.orders]

@@ -72,10 +72,18 @@ def test_entities_of_a_tuned_model():
 
 
 def test_the_card_counts_every_row_and_shows_no_markup_of_a_reply():
-    row = {"json": None, "spans": [], "reason": "span", "detail": "/a: '<b>`x`|'", "tokens": 3}
+    row = {"json": None, "spans": [], "reason": "span", "detail": "/a: '<b>`x`|'", "tokens": 3, "cut": 0}
     rows = [row, {**row, "json": "{}", "reason": None, "detail": "", "spans": [{}]}]
     summary = summary_of(rows)
-    assert summary == {"rows": 2, "extracted": 1, "refused": {"span": 1}, "spans": 1, "tokens": 6}
+    assert summary == {
+        "rows": 2,
+        "extracted": 1,
+        "refused": {"span": 1},
+        "spans": 1,
+        "tokens": 6,
+        "cut": 0,
+        "cut_tokens": 0,
+    }
     config = ExtractConfig(texts={"reader": "csv", "path": "t.csv"}, json_schema='{"type": "object"}')
     card = card_of(summary, config, rows)
     assert "<b>" not in card

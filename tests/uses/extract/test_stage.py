@@ -66,6 +66,8 @@ def test_every_row_has_a_document_that_holds_or_a_reason(checkpoint, table, tmp_
             assert text[span["start"] : span["end"]] == value["pet"]
     reasons = [row["reason"] for row in rows]
     assert (reasons[2], reasons[5]) == ("no_text", "too_long")
+    assert rows[2]["cut"] is None
+    assert [number for number, row in enumerate(rows) if row["cut"]] == [5]
     assert "span" in reasons  # "no pet", at least
     assert None in reasons
     summary = json.loads((whole.output("extracted") / "summary.json").read_text())

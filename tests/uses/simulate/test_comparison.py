@@ -13,7 +13,7 @@ from nautile.uses.simulate.comparison import Distribution, compare
 from nautile.uses.simulate.config import SimulateConfig
 from nautile.uses.simulate.people import Person
 from nautile.uses.simulate.reading import MISSING, Respondents, parse_survey, personas_config
-from nautile.uses.simulate.tables import NOT_FOR, NOTHING_TO_COMPARE, card, report, scores_table
+from nautile.uses.simulate.tables import NOT_FOR, NOTHING_TO_COMPARE, card, question_tables, report, scores_table
 
 QUESTIONS = [
     {"name": "more", "text": "More parks?", "options": ["no", "maybe", "yes"], "ordered": True},
@@ -59,6 +59,8 @@ def test_an_option_that_nobody_has_chosen_is_not_certain_to_have_no_share():
     all_alike = Distribution(certain, np.tile(certain, (500, 1)), 8).fields(0.95)
     assert all_alike["low"] == pytest.approx([wilson(8, 8)[0], 0.0], abs=1e-4)
     assert all_alike["high"] == pytest.approx([1.0, wilson(0, 8)[1]], abs=1e-4)
+    fewer = Distribution(certain, np.tile(certain, (500, 1)), 8, 3.0).fields(0.95)
+    assert fewer["low"] == pytest.approx([wilson(3, 3)[0], 0.0], abs=1e-4), "as wide as that of so many who weigh alike"
     assert "low" not in Distribution(certain, np.tile(certain, (500, 1)), None).fields(0.95), "of how many is not known"
     published = np.array([0.3, 0.7])
     assert "low" not in Distribution(published, np.tile(published, (500, 1)), 8).fields(0.95), "no sample"
@@ -139,6 +141,14 @@ def test_weights_count_as_so_many_people_who_are_alike(respondents):
     assert summaries[0]["questions"][1]["cells"][0]["arms"]["humans"]["people"] == 199  # without the one of no weight
     text = card(filled(summaries[0]))
     assert "The respondents count by their survey weights" in text
+    own = weights[respondents.held_out]
+    effective = own.sum() ** 2 / (own**2).sum()
+    assert summaries[0]["humans"]["effective"] == pytest.approx(effective)
+    assert summaries[0]["questions"][1]["cells"][0]["arms"]["humans"]["effective"] == pytest.approx(effective)
+    assert "effective" not in summaries[1]["questions"][1]["cells"][0]["arms"]["humans"]
+    assert f"effective sample size is {effective:,.0f} (Kish)" in text
+    assert "without an answer, who are left out of that question: more " in text
+    assert f"199 humans, weighted as {effective:,.0f} alike" in question_tables(summaries[0])
     assert "survey weights" not in card(filled(summaries[1]))
 
 

@@ -38,8 +38,11 @@ def test_rows_and_figures_of_personas(undisturbed):
     assert np.shape(first["by_order"]) == (6, 3)
     assert first["probabilities"] == pytest.approx(np.mean(first["by_order"], axis=0))
     assert [row["left_out"] for row in rows if row["persona"] == "7"] == ["too_long"] * 2
+    over = {row["persona"]: row["cut"] for row in rows}
+    assert [persona for persona, cut in over.items() if cut] == ["7"]
     summary = json.loads((undisturbed / "summary.json").read_text())
     assert (summary["personas"], summary["left_out"], summary["compared"]) == (PEOPLE, 1, True)
+    assert summary["cut_tokens"] == over["7"]
     everybody = summary["questions"][0]["cells"][0]["arms"]
     known = [row["probabilities"] for row in rows if row["question"] == "more" and row["probabilities"]]
     assert everybody["model"]["shares"] == pytest.approx(np.mean(known, axis=0))
