@@ -1,6 +1,7 @@
 """`nautile classify` on 50,000 rows and `nautile simulate` with 2,000 personas: rows a second, memory, and a kill.
 
     nice -n 15 python bench/operation/uses.py CHECKPOINT [--rows 50000] [--personas 2000] [--others 5000]
+        [--parts others tenth whole]
 
 CHECKPOINT is a folder; a head is tuned on it first if it has none. All processes of a command are killed by SIGKILL
 when half of the rows are saved, and the same command resumes; a tenth of the rows is also done undisturbed, and must be
@@ -92,10 +93,11 @@ def run(words: list[Any], store: Path, kill_after: tuple[str, int] | None = None
                 continue
             peak = max(peak, int(status[0]) * 1024 if status else 0)
             seconds = max(seconds, times.user + times.system)
-        if kill_after is not None and saved(store, *kill_after):
+        if kill_after is not None and process.poll() is None and saved(store, *kill_after):
             for child in psutil.Process(process.pid).children(recursive=True):
                 os.kill(child.pid, signal.SIGKILL)
             process.kill()
+            break
     out, err = process.communicate()
     result = {"code": process.returncode, "out": out, "err": err, "wall_s": time.monotonic() - start}
     if process.returncode and kill_after is None:
@@ -142,7 +144,7 @@ def others(checkpoint: Path, texts: list[str], folder: Path) -> list[dict[str, A
     arms |= {name: LabelPredictor(place, 16).probabilities for name, place in folders.items()}
     results, reference = [], None
     for name, answer in arms.items():
-        answer(texts[:64])  # compiles
+        answer(texts)  # compiles a program for each length
         start = time.process_time()
         given = answer(texts).argmax(axis=1)
         seconds = time.process_time() - start
@@ -157,7 +159,7 @@ def others(checkpoint: Path, texts: list[str], folder: Path) -> list[dict[str, A
 
 
 def main() -> None:
-    parser = argument_parser(__doc__ or "", rows=50_000, personas=2000, others=5000)
+    parser = argument_parser(__doc__ or "", rows=50_000, personas=2000, others=5000, parts=["others", "tenth", "whole"])
     parser.add_argument("checkpoint", type=Path)
     options = parser.parse_args()
     results: dict[str, Any] = {}
@@ -192,24 +194,27 @@ def main() -> None:
             ["simulate", folder / "survey.toml", start, "--personas", people],
         )
         some = options.personas // 10
-        for name, words, count, rows, pattern, enough in (
-            ("classify", [*classify, tables[many]], many, ROWS, log, many // 2),
-            ("simulate", simulate, options.personas, OPINIONS, chunks, options.personas // 64 // 2),
-        ):
-            title = f"{name}, killed and resumed"
-            results[title], _ = figures([*words, "--json"], count, stores[1], rows, (pattern, enough))
-            print_rows({title: results[title]})
-        results["other ways"] = others(head, list(sentences(options.others)), folder)
-        print_rows({"other ways": results["other ways"]})
-        for name, words, count, rows, pattern, enough in (
-            ("classify", [*classify, tables[few]], few, ROWS, log, few // 2),
-            ("simulate", [*simulate, "-n", some], some, OPINIONS, chunks, some // 64 // 2 or 1),
-        ):
-            whole, content = figures([*words, "--json"], count, stores[0], rows)
-            parts, again = figures([*words, "--json"], count, stores[1], rows, (pattern, enough))
-            results[f"{name}, a tenth"] = whole
-            results[f"{name}, a tenth, killed and resumed"] = parts | {"the_same_bytes": content == again}
-            print_rows({title: results[title] for title in list(results)[-2:]})
+        if "others" in options.parts:
+            results["other ways"] = others(head, list(sentences(options.others)), folder)
+            print_rows({"other ways": results["other ways"]})
+        if "tenth" in options.parts:
+            for name, words, count, rows, pattern, enough in (
+                ("classify", [*classify, tables[few]], few, ROWS, log, few // 2),
+                ("simulate", [*simulate, "-n", some], some, OPINIONS, chunks, some // 64 // 2 or 1),
+            ):
+                whole, content = figures([*words, "--json"], count, stores[0], rows)
+                parts, again = figures([*words, "--json"], count, stores[1], rows, (pattern, enough))
+                results[f"{name}, a tenth"] = whole
+                results[f"{name}, a tenth, killed and resumed"] = parts | {"the_same_bytes": content == again}
+                print_rows({title: results[title] for title in list(results)[-2:]})
+        if "whole" in options.parts:
+            for name, words, count, rows, pattern, enough in (
+                ("classify", [*classify, tables[many]], many, ROWS, log, many // 2),
+                ("simulate", simulate, options.personas, OPINIONS, chunks, options.personas // 64 // 2),
+            ):
+                title = f"{name}, killed and resumed"
+                results[title], _ = figures([*words, "--json"], count, stores[1], rows, (pattern, enough))
+                print_rows({title: results[title]})
     write_results(results, options.json)
 
 

@@ -112,8 +112,7 @@ def simulate(
     for table in (people, survey_config.respondents):
         # Read here, so that a table that cannot be read is refused before a process starts.
         if table is not None and table.reader in ("csv", "jsonl"):
-            options = {"delimiter": table.delimiter, "encoding": table.encoding}
-            if found := read_table(table.path, **options).found:
+            if found := read_table(table.path, delimiter=table.delimiter, encoding=table.encoding).found:
                 console_for(stderr=True).print(Text(found), soft_wrap=True)
     store = the_store()
     words = sys.argv[1:]
