@@ -95,9 +95,9 @@ class Judge:
 
     def __init__(self, pool: EndpointPool, config: JudgeConfig) -> None:
         endpoint = pool.config(config.endpoint)
-        if config.rubric and endpoint.kind == "checker":
+        if config.rubric and endpoint.vendor.judge_only:
             raise ConfigError(
-                f"judge.rubric: the endpoint {config.endpoint!r} is the checker of arithmetic, which reads no rubric; "
+                f"judge.rubric: the endpoint {config.endpoint!r} is a program that marks by rules of its own; "
                 "name an LLM's in judge.endpoint, or leave the rubric out"
             )
         self._pool, self._config = pool, config

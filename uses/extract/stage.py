@@ -195,7 +195,9 @@ class TagExtractor:
         if found is None:
             if not tokens:
                 return Extraction(None, reason="no_text")
-            return Extraction(None, reason="too_long", detail=f"{tokens} tokens, and {self._tagger.longest} are read")
+            longest = self._tagger.longest
+            detail = f"{tokens} tokens, and {longest} are read"
+            return Extraction(None, reason="too_long", detail=detail, cut=tokens - longest)
         spans = tuple(
             Span(f"/{number}/text", start, end, text.count(text[start:end]))
             for number, (start, end, _) in enumerate(found)
@@ -218,7 +220,7 @@ def extractor_for(
 
 
 def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Counts as JSON data: rows, extracted, refused by reason, spans, tokens; texts that are too long and the excess."""
+    """Counts as JSON data: rows, extracted, refused by reason, spans, tokens; texts that are too long, the excess."""
     refused = Counter(row["reason"] for row in rows if row["reason"])
     return {
         "rows": len(rows),

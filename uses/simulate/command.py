@@ -111,9 +111,10 @@ def simulate(
         return
     for table in (people, survey_config.respondents):
         # Read here, so that a table that cannot be read is refused before a process starts.
-        if table is not None and table.reader in ("csv", "jsonl"):
-            if found := read_table(table.path, delimiter=table.delimiter, encoding=table.encoding).found:
-                console_for(stderr=True).print(Text(found), soft_wrap=True)
+        if table is None or table.reader not in ("csv", "jsonl"):
+            continue
+        if found := read_table(table.path, delimiter=table.delimiter, encoding=table.encoding).found:
+            console_for(stderr=True).print(Text(found), soft_wrap=True)
     store = the_store()
     words = sys.argv[1:]
     # The newest checkpoint is resolved to its id, so that the resume command means the same one when there is a newer.

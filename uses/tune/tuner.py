@@ -803,6 +803,7 @@ def tuning_card(report: Mapping[str, Any], config: TuneConfig) -> str:
     columns, rows = arm_rows(report)
     balance = report["data"]["balance"]
     facts: dict[str, Any] = {
+        "multi_label": False,
         **report,
         "title": {"label": f"{len(report['labels'])} labels", "opinions": "shares of options"}.get(
             report["form"], report["form"]

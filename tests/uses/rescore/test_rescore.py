@@ -162,7 +162,7 @@ def test_the_checker_reads_no_other_rubric(tmp_path):
         EndpointPool(
             {"checker": EndpointConfig(kind="checker", model="arithmetic-checker-1")}, tmp_path, lambda *_, **__: None
         ) as pool,
-        pytest.raises(ConfigError, match=r"judge\.rubric: the endpoint 'checker' is the checker"),
+        pytest.raises(ConfigError, match=r"judge\.rubric: the endpoint 'checker' is a program"),
     ):
         Judge(pool, JudgeConfig(endpoint="checker", rubric="Be strict."))
 
