@@ -330,6 +330,7 @@ def _model_index(facts: Facts, publication: Publication) -> list[dict[str, Any]]
         *_, part = facts["tuning"]["data"].values()
         source, _, revision = _origin(part)
         interval = tuned["score"]["interval"]
+        measured = "whole sets of labels right" if facts["labels"]["multi_label"] else "accuracy"
         results.append(
             EvalResult(
                 task_type=TASKS["label"],
@@ -337,7 +338,7 @@ def _model_index(facts: Facts, publication: Publication) -> list[dict[str, Any]]
                 dataset_name=str(source),
                 dataset_revision=revision or None,
                 metric_type="accuracy",
-                metric_name="accuracy in percent on the test rows, mean over seeds",
+                metric_name=f"{measured} in percent on the test rows, mean over seeds",
                 metric_value=round(100 * interval["value"], 2),
                 metric_args={
                     "interval_95": [round(100 * interval[bound], 2) for bound in ("low", "high")],
@@ -547,8 +548,9 @@ def tuning_facts(facts: Facts) -> Facts | None:
         "rows": own["rows"],
         "ece": f"{100 * own['ece']:.1f}",
         "ece_uncalibrated": f"{100 * own['ece_uncalibrated']:.1f}",
-        "coverage": f"{100 * own['coverage']:.0f}",
-        "accuracy_covered": None if own["accuracy_covered"] is None else f"{100 * own['accuracy_covered']:.1f}",
+        # Of one label a text; where there may be several, "accuracy" is that of whole sets.
+        "coverage": f"{100 * own.get('coverage', 1):.0f}",
+        "accuracy_covered": None if own.get("accuracy_covered") is None else f"{100 * own['accuracy_covered']:.1f}",
         "interval": own["accuracy"],
     }
     result["leads"] = [

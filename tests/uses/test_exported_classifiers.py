@@ -28,6 +28,9 @@ TUNED = {
         form="label", method="head", labels=CLASSES, pooling="mean", temperature=1.5, threshold=0.4, longest=30,
     ),
     "last": LabelSet(form="label", method="head", labels=CLASSES[:2], pooling="last", longest=5000),
+    "several": LabelSet(
+        form="label", method="head", labels=CLASSES, multi_label=True, thresholds=(0.2, 0.5, 0.9), temperature=2,
+    ),
     "verbalised": LabelSet(
         form="label", method="verbalised", labels=CLASSES, instructions="Which?", bias=(-9.0, -16.0, -19.0),
         temperature=5, longest=30,

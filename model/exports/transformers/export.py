@@ -136,14 +136,14 @@ def _classifier(labels: LabelSet, reading: Reading) -> dict[str, Any]:
     tuned = {
         "pooling": labels.pooling if labels.method == "head" else None,
         "replies": reading.replies and [_shifted(reply) for reply in reading.replies],
-        **labels.model_dump(mode="json", include={"bias", "temperature", "threshold", "calibrated"}),
+        **labels.model_dump(mode="json", include={"bias", "temperature", "threshold", "thresholds", "calibrated"}),
     }
     kind = "Sequence" if labels.form == "label" else "Token"
     return {
         "architectures": [f"NautileFor{kind}Classification"],
         "id2label": {str(number): label for number, label in enumerate(labels.classes)},
         "label2id": {label: number for number, label in enumerate(labels.classes)},
-        "problem_type": "single_label_classification",
+        "problem_type": f"{'multi' if labels.multi_label else 'single'}_label_classification",
         "classifier": {name: value for name, value in tuned.items() if value is not None},
     }
 

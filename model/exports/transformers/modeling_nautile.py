@@ -145,6 +145,16 @@ def classification_loss(logits: Tensor, labels: Tensor, total: Tensor | int | No
     return summed / ((labels != IGNORED).sum() if total is None else total)
 
 
+def labels_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean binary cross-entropy of logits [B, C] over the `labels` [B, C], 1 or 0, that are not -100."""
+    if logits.shape != labels.shape:
+        raise ValueError(f"labels are {tuple(labels.shape)}, and a model of several labels needs {tuple(logits.shape)}")
+    known_BC = labels != IGNORED
+    if not known_BC.any():
+        return no_loss(logits)
+    return F.binary_cross_entropy_with_logits(logits.float()[known_BC], labels.float()[known_BC])
+
+
 def rms_norm(x: Tensor, scale: Tensor | None, epsilon: float) -> Tensor:
     """x / rms(x), times a learned scale unless None; computed in float32, returned in the type of x."""
     wide = x.float()
@@ -671,16 +681,17 @@ class NautileForCausalLM(NautilePreTrainedModel, GenerationMixin):
 class NautileClassifier(NautilePreTrainedModel):
     """What the classifiers have in common: the model, a linear head `score`, and the settings `config.classifier`.
 
-    Logits are divided by the temperature, so that their softmax is the calibrated probability; nothing is left out
-    below the threshold, which is for the caller.
+    Logits are divided by the temperature, so that their softmax, or the sigmoid of each where a text may have several
+    labels, is the calibrated probability; nothing is left out below the threshold, which is for the caller.
     """
+
+    problem_types: tuple[str | None, ...] = (None, "single_label_classification")
 
     def __init__(self, config: NautileConfig) -> None:
         super().__init__(config)
-        if config.problem_type not in (None, "single_label_classification"):
-            raise ValueError(
-                f"config.json: problem_type {config.problem_type!r}: the classes of this model are exclusive"
-            )
+        if config.problem_type not in self.problem_types:
+            known = " or ".join(repr(name) for name in self.problem_types if name)
+            raise ValueError(f"config.json: problem_type {config.problem_type!r}: this model knows {known}")
         self.num_labels = config.num_labels
         self.model = NautileModel(config)
         self.replies: list[list[int]] | None = config.classifier.get("replies")
@@ -711,6 +722,8 @@ class NautileForSequenceClassification(NautileClassifier):
     logit of a label is the log-probability of its text after the prompt, less its `bias`.
     """
 
+    problem_types = (*NautileClassifier.problem_types, "multi_label_classification")
+
     @can_return_tuple
     def forward(
         self,
@@ -723,7 +736,10 @@ class NautileForSequenceClassification(NautileClassifier):
         output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
-        """Logits [B, C], and with `labels` [B] (-100: none) the loss. Errors are those of `NautileModel.forward`."""
+        """Logits [B, C], and with `labels` the loss. Errors are those of `NautileModel.forward`.
+
+        `labels`: [B], or of 1 and 0 where a text may have several, [B, C]; -100: none.
+        """
         total = kwargs.pop("num_items_in_batch", None)
         refuse_unknown(kwargs)
         real_BL = self.real(input_ids, inputs_embeds, attention_mask)
@@ -743,7 +759,11 @@ class NautileForSequenceClassification(NautileClassifier):
         else:
             logits = self.likelihoods(self.replies, features_BD, getattr(outputs, CACHE))
         logits = self.calibrated(logits)
-        loss = None if labels is None else classification_loss(logits, labels, total)
+        loss = None
+        if labels is not None and self.config.problem_type == "multi_label_classification":
+            loss = labels_loss(logits, labels)
+        elif labels is not None:
+            loss = classification_loss(logits, labels, total)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
     def likelihoods(self, replies: list[list[int]], last_BD: Tensor, cache: NautileCache | None) -> Tensor:

@@ -74,7 +74,8 @@ function logSumExp(values) {
 }
 
 async function classify(model, text) {
-  const { labels, temperature, threshold, replies, calibrated } = model.settings.classifier;
+  // `thresholds`: a text may have several labels, each with a probability and a threshold of its own.
+  const { labels, temperature, threshold, thresholds, replies, calibrated } = model.settings.classifier;
   element("labels").replaceChildren();
   element("answer").textContent = element("note").textContent = "";
   const started = performance.now();
@@ -82,7 +83,11 @@ async function classify(model, text) {
   const raw = replies ? await likelihoods(model, ids) : await headLogits(model, ids);
   const logits = Array.from(raw, (logit) => logit / (temperature ?? 1));
   const total = logSumExp(logits);
-  const shares = logits.map((logit, label) => ({ label: labels[label], share: Math.exp(logit - total) }));
+  const shares = logits.map((logit, label) => ({
+    label: labels[label],
+    share: thresholds ? 1 / (1 + Math.exp(-logit)) : Math.exp(logit - total),
+    least: thresholds ? thresholds[label] : (threshold ?? 0),
+  }));
   shares.sort((one, other) => other.share - one.share);
   for (const { label, share } of shares) {
     const row = element("labels").insertRow();
@@ -90,10 +95,12 @@ async function classify(model, text) {
     row.insertCell().textContent = `${(100 * share).toFixed(1)} %`;
     row.dataset.probability = share;
   }
-  const abstains = threshold != null && shares[0].share < threshold;
-  element("answer").textContent = abstains ? "no label" : shares[0].label;
+  const given = (thresholds ? shares : shares.slice(0, 1)).filter(({ share, least }) => share >= least);
+  const abstains = given.length === 0;
+  element("answer").textContent = abstains ? "no label" : given.map(({ label }) => label).join(", ");
   element("note").textContent = [
-    abstains ? `The model abstains: the likeliest label has less than its threshold of ${(100 * threshold).toFixed(1)} %.` : "",
+    abstains && thresholds ? "No label reaches its threshold." : "",
+    abstains && !thresholds ? `The model abstains: the likeliest label has less than its threshold of ${(100 * threshold).toFixed(1)} %.` : "",
     cut ? "Only the beginning of the text was read: it is too long." : "",
     calibrated ? "" : "It is not shown that these probabilities are calibrated.",
   ].filter(Boolean).join(" ");

@@ -121,7 +121,8 @@ def _classifier(checkpoint: Path, labels: LabelSet, tokenizer: Tokenizer, model:
     fields: dict[str, object] = {
         **reading_of(labels, tokenizer, model.context)._asdict(),
         **labels.model_dump(
-            mode="json", include={"labels", "pooling", "bias", "temperature", "threshold", "calibrated"}
+            mode="json",
+            include={"labels", "pooling", "bias", "temperature", "threshold", "thresholds", "calibrated"},
         ),
     }
     if labels.method == "head":

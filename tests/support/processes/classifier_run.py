@@ -23,6 +23,7 @@ def classifiers(folder, texts):
         classify = pipeline("text-classification", str(path / "export"), trust_remote_code=True, device="cpu")
         model, tokenizer = classify.model.eval(), classify.tokenizer
         labels = list(model.config.id2label.values())
+        several = model.config.problem_type == "multi_label_classification"
 
         def shares(answers, labels=labels):
             return [
@@ -33,10 +34,12 @@ def classifiers(folder, texts):
         for side in ("left", "right"):
             batch = tokenizer(texts, padding=True, padding_side=side, return_tensors="pt")
             with torch.no_grad():
-                rows[side] = model(**batch).logits.softmax(-1).tolist()
+                logits = model(**batch).logits
+                rows[side] = (logits.sigmoid() if several else logits.softmax(-1)).tolist()
         results[path.name] = {"shares": rows, "labels": labels}
         model.train()
-        losses = [model(**batch, labels=torch.full([len(texts)], label)).loss for label in (0, -100)]
+        shape = [len(texts), len(labels)] if several else [len(texts)]
+        losses = [model(**batch, labels=torch.full(shape, label)).loss for label in (0, -100)]
         sum(losses).backward()
         gradients = [value.grad for value in model.parameters() if value.grad is not None]
         results[path.name]["losses"] = [float(loss.detach()) for loss in losses]

@@ -17,12 +17,10 @@ from tests.uses.tune.test_stage import job, report_of
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory):
-    """A store with a checkpoint tuned on a file, and its tuning."""
-    root = tmp_path_factory.mktemp("published")
-    table = write_records(root / "secret-rows.jsonl", labelled_records(240))
-    done = job(root, write_checkpoint(root / "start"), table, shots=[0], seeds=2, baselines=["majority", "tfidf"])
+def stored(root, records, **fields):
+    """A store with a checkpoint tuned on a file, its checkpoint and the tuning's report."""
+    table = write_records(root / "secret-rows.jsonl", records)
+    done = job(root, write_checkpoint(root / "start"), table, shots=[0], seeds=2, **fields)
     tune.work(done)
     store = Store(root / "store")
     store.prepare()
@@ -33,6 +31,11 @@ def published(tmp_path_factory):
         shutil.copytree(done.output(kind), folder)
         store.publish(kind, key, folder, config=done.section, facts={}, **about)
     return store, store.find("checkpoint", key), report_of(done)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    return stored(tmp_path_factory.mktemp("published"), labelled_records(240), baselines=["majority", "tfidf"])
 
 
 def card_of(store, artifact, folder, out, format_="transformers"):
@@ -78,3 +81,15 @@ def test_the_published_files_hold_the_classifier(published, tmp_path):
     assert (artifact.path / HEAD).exists()
     modes = {path.name: path.stat().st_mode & 0o044 for path in (tmp_path / "out").iterdir()}
     assert set(modes.values()) == {(artifact.path / HEAD).stat().st_mode & 0o044}
+
+
+def test_the_card_of_several_labels_has_the_threshold_of_each(tmp_path):
+    rows = [{"text": row["text"], "labels": [row["label"]]} for row in labelled_records(120)]
+    store, artifact, _ = stored(tmp_path, rows, multi_label=True)
+    card = card_of(store, artifact, artifact.path, tmp_path / "out")
+    assert re.search(r"\*\*Whole set of labels right\*\* on \d+ test rows: ", card)
+    first, second = read_label_set(artifact.path).thresholds
+    assert f"`animal` {first:.4f}, `plant` {second:.4f}. `pipeline` does not apply them." in card
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert settings["problem_type"] == "multi_label_classification"
+    assert settings["classifier"]["thresholds"] == [first, second]
