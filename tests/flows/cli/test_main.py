@@ -78,7 +78,7 @@ def test_every_command_has_help_and_nothing_of_it_is_lost():
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("nautile re", ["rehearse", "report", "retry", "reconcile"]),
+        ("nautile re", ["rehearse", "report", "rescore", "retry", "reconcile"]),
         ("nautile run --only re", ["reason", "report"]),
         ("nautile run nautile_3", ["nautile_370m"]),
         ("nautile store ver", ["verify"]),
