@@ -1,6 +1,5 @@
 """The study of the layers: the operator of arm P, and the rules by which its rows become tables."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -57,7 +56,7 @@ def test_every_contrast_is_among_the_cells():
 
 @pytest.mark.heavy
 def test_a_cell_trains_every_rate_and_seed():
-    rows = run_cell("parity", Arm("LP"), steps=2)
+    rows = run_cell("parity", Arm("LP"), steps=60)
     assert [(each["rate"], each["seed"]) for each in rows] == [(rate, seed) for rate in RATES for seed in SEEDS]
-    assert all(0.3 < each["accuracy"]["512"] < 0.7 for each in rows)
-    assert jax.numpy.isfinite(rows[0]["loss"])
+    # At the higher rate it has learnt by then that there are two answers, of which one is right.
+    assert all(each["accuracy"]["512"] > 0.4 for each in rows[len(SEEDS) :])

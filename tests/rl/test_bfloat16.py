@@ -11,7 +11,7 @@ from nautile.configs.base import OptimizerConfig
 from nautile.configs.training import ProblemsConfig, RolloutConfig, SelfDistillConfig
 from nautile.model.nautile import initialise
 from nautile.model.sharding import make_mesh
-from nautile.rl import self_distillation
+from nautile.rl import rollouts
 from nautile.rl.learner import Learner, rows_of
 from nautile.rl.objective_registry import Balance
 from nautile.rl.problems import load
@@ -103,7 +103,7 @@ def test_two_steps_of_a_policy_gradient_stage(tmp_path, balance, changes):
 @pytest.mark.heavy
 def test_two_updates_of_self_distillation(tmp_path, monkeypatch):
     rewards = itertools.cycle([1.0, 0.0])
-    monkeypatch.setattr(self_distillation, "verifiable", lambda *_: next(rewards))
+    monkeypatch.setattr(rollouts, "verifiable", lambda *_: next(rewards))
     model, losses = narrow(), []
     params = initialise(model, 0)
     problems = ProblemsConfig(tasks=SUMS, count=4)

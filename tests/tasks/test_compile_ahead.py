@@ -61,7 +61,7 @@ def compiled(caplog):
 def test_a_stage_compiles_nothing_that_was_not_compiled_ahead(stage, compiled, tmp_path, monkeypatch):
     right = lambda problem, reply: float(len(reply.reasoning or "") % 2)  # noqa: E731  a random policy solves nothing
     monkeypatch.setattr("nautile.tasks.reinforce.verifiable", right)
-    monkeypatch.setattr("nautile.rl.self_distillation.verifiable", right)
+    monkeypatch.setattr("nautile.rl.rollouts.verifiable", right)
     model = tiny_model()
     section = {stage: SECTIONS[stage].model_dump(mode="json")}
     compile_stage(stage, section, model, TOKENIZER)

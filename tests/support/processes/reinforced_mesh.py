@@ -20,7 +20,7 @@ from nautile.model.decoding.generate import Generator
 from nautile.model.decoding.sampling import Sampling
 from nautile.model.nautile import initialise
 from nautile.model.sharding import make_mesh
-from nautile.rl import self_distillation
+from nautile.rl import rollouts, self_distillation
 from nautile.rl.ahead_of_time import estimate_memory
 from nautile.rl.learner import Learner
 from nautile.rl.objective_registry import Balance
@@ -66,7 +66,7 @@ def updates(folder: Path, mesh: Any, fsdp: int) -> dict[str, Any]:
 def distilled_loss(folder: Path, mesh: Any, fsdp: int) -> float:
     """A round of self-distillation that grades completions by their length; returns the last loss."""
     self_distillation.make_mesh = lambda fsdp, part: mesh
-    self_distillation.verifiable = lambda problem, reply: float(len(reply.reasoning or "") % 2)
+    rollouts.verifiable = lambda problem, reply: float(len(reply.reasoning or "") % 2)
     optimizer = OptimizerConfig(learning_rate=1e-3)
     problems = ProblemsConfig(tasks=SUMS, count=8)
     config = SelfDistillConfig(rollout=ROLLOUT, problems=problems, batch_rows=8, optimizer=optimizer, fsdp=fsdp)

@@ -19,12 +19,12 @@ def reinforced(job: Job) -> None:
     A random policy solves nothing: none of the first round is right, which is saved untrained, and then every second
     completion by its length.
     """
-    from nautile.rl import self_distillation
+    from nautile.rl import rollouts
 
     graded = itertools.count()
     first = job.section["self_distill"]["rollout"]
     first_round = first["prompts"] * first["group"]
-    self_distillation.verifiable = lambda problem, reply: float(
+    rollouts.verifiable = lambda problem, reply: float(
         next(graded) >= first_round and len(reply.reasoning or "") % 2
     )
     align.work(job)
