@@ -24,9 +24,7 @@ def reinforced(job: Job) -> None:
     graded = itertools.count()
     first = job.section["self_distill"]["rollout"]
     first_round = first["prompts"] * first["group"]
-    rollouts.verifiable = lambda problem, reply: float(
-        next(graded) >= first_round and len(reply.reasoning or "") % 2
-    )
+    rollouts.verifiable = lambda problem, reply: float(next(graded) >= first_round and len(reply.reasoning or "") % 2)
     align.work(job)
     on_first(lambda: None)  # the first process writes the checkpoint that all read
     second = job.staging / "self_distill"
