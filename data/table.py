@@ -216,17 +216,15 @@ def _found_delimiter(path: Path, content: bytes, usual: str) -> str:
 
     Empty if that is the `usual` one, or if no delimiter does. Raises `ConfigError` if several do, without the usual.
     """
-    fitting = [
-        name for name in (usual, *(other for other in DELIMITERS if other != usual)) if _fits(path, content, name)
-    ]
-    if usual in fitting or not fitting:
+    if _fits(path, content, usual):
         return ""
+    fitting = [other for other in DELIMITERS if other != usual and _fits(path, content, other)]
     if len(fitting) > 1:
         names = " and ".join(DELIMITERS[name] for name in fitting)
         raise ConfigError(
             f"{path}: its columns may be separated by {names}: set `delimiter` (in commands `--delimiter`) to one"
         )
-    return fitting[0]
+    return fitting[0] if fitting else ""
 
 
 def _fits(path: Path, content: bytes, delimiter: str) -> bool:

@@ -75,7 +75,7 @@ class Chat:
             )
         # One program is compiled for the whole conversation; shorter prompts are padded to its length.
         self._sampler = loaded.sampler(sampling, rows=1, prompt_length=room)
-        self._seed, self.questions = settings.seed, 0  # asked so far
+        self._seed, self._questions = settings.seed, 0  # asked so far
 
     def ask(self, answer: ChatAnswer, number: int | None = None) -> Iterator[StreamedText]:
         """Generate the reply to `answer.query`: yield text as it is generated, and fill in `answer` at the end.
@@ -91,7 +91,7 @@ class Chat:
             )
         # The same question asked twice gets two replies, and `--seed` repeats the whole conversation.
         if number is None:
-            number = self.questions = self.questions + 1
+            number = self._questions = self._questions + 1
         started = time.perf_counter()
         ids: list[int] = []
         stream = TokenStream(self._tokenizer, chat=True)

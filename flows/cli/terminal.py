@@ -11,10 +11,12 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
 
+from nautile.common.errors import ConfigError
 from nautile.common.text import controls_escaped, visible
 
 
@@ -104,6 +106,12 @@ def json_text(value: Any, *, ensure_ascii: bool = True) -> str:
     """`value` as JSON for the terminal: with `ensure_ascii=False` all but control characters stay as they are."""
     text = json.dumps(value, indent=1, default=str, ensure_ascii=ensure_ascii)  # `str` for dates, as queries return
     return controls_escaped(text)
+
+
+def check_parquet(out: Path | None) -> None:
+    """Raise `ConfigError` for an `--out` that no Parquet file can be written to: before a step that may take hours."""
+    if out is not None and (out.suffix.lower() != ".parquet" or not out.absolute().parent.is_dir()):
+        raise ConfigError(f"--out {out}: must be a .parquet file in a folder that exists")
 
 
 def the_store() -> Any:

@@ -6,10 +6,9 @@ from typing import Any
 import pandas as pd
 
 from nautile.common.errors import ConfigError
-from nautile.flows.sweep.comparisons import compare_named
+from nautile.flows.sweep.comparisons import SIDES, compare_named
 from nautile.store.artifacts import Store
 
-SIDES = ("a", "b")
 # The columns of a frame without a row, so that what reads them works on it as well.
 EMPTY = {
     "scores": ("stage", "benchmark", "title", "n", "a", "b", "lead", "low", "high", "p", "gain"),

@@ -118,6 +118,7 @@ class OpenedStore:
         `ConfigError`, and `RunFailed` for a crash of the step.
         """
         from nautile.uses.rescore.command import rescored
+        from nautile.uses.rescore.stage import ROWS
 
         config = None if judge is None else os.fspath(judge)
         try:
@@ -134,7 +135,7 @@ class OpenedStore:
             )
         except typer.Exit as crash:
             raise RunFailed("rescore failed: its first error is in the output of this process") from crash
-        frame = pd.read_parquet(artifact.path / "rows.parquet")
+        frame = pd.read_parquet(artifact.path / ROWS)
         frame.attrs = {"artifact": artifact.id, "summary": artifact.manifest["facts"]}
         return frame
 

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -32,7 +33,7 @@ class RunFailed(RuntimeError):
     """A run ended by a crash, or was cancelled; the message has its first error and the command that goes on."""
 
 
-class ProcessHandle:
+class ProcessHandle(ABC):
     """A command of `nautile` in a process of its own, which ends with this one.
 
     Signals, environment, event loop and Prefect's settings of this process stay as they are. Its state is read from
@@ -87,9 +88,9 @@ class ProcessHandle:
             case code:
                 return "interrupted" if code < 0 or code == ExitCode.INTERRUPTED else "failed"
 
+    @abstractmethod
     def progress(self) -> dict[str, Any]:
         """state, the steps that are done and all of them, and share (0 to 1); empty before it begins."""
-        raise NotImplementedError
 
     def output(self) -> str:
         """What the process has printed."""

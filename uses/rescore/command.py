@@ -1,6 +1,7 @@
 """`nautile rescore`: another reward, or a judge with another rubric, for stored rollouts, as a single step."""
 
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,15 @@ import typer
 
 from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError
-from nautile.flows.cli.terminal import Json, SetOption, console_for, print_markdown, show_as, the_store
+from nautile.flows.cli.terminal import (
+    Json,
+    SetOption,
+    check_parquet,
+    console_for,
+    print_markdown,
+    show_as,
+    the_store,
+)
 
 if TYPE_CHECKING:
     from nautile.store.artifacts import Artifact, Store
@@ -37,12 +46,8 @@ def rescore(
     """Score stored rollouts again, by another reward or judge, without sampling; show what it would change."""
     from nautile.uses.rescore.stage import CARD, ROWS
 
-    if out is not None and (out.suffix.lower() != ".parquet" or not out.absolute().parent.is_dir()):
-        raise ConfigError(f"--out {out}: must be a .parquet file in a folder that exists")
-    words = [rollouts, *(["--reward", reward] if reward else []), *(["--judge", judge] if judge else [])]
-    words += [word for setting in settings or () for word in ("--set", setting)]
-    words += [*(["--budget", str(budget)] if budget else []), *(["--out", str(out)] if out else [])]
-    command = shell_command("nautile", "rescore", *words) + " --force" * force
+    check_parquet(out)
+    command = shell_command("nautile", *sys.argv[1:])
     artifact = rescored(the_store(), rollouts, reward, judge, settings or (), budget, command, force, as_json)
     if out is not None:
         shutil.copyfile(artifact.path / ROWS, out)

@@ -18,7 +18,7 @@ from nautile.common.text import markdown_table, markdown_text
 from nautile.configs.rewards import DEFAULT_REWARD
 from nautile.data.endpoints.own_server import stand_in_of
 from nautile.data.endpoints.pool import EndpointPool
-from nautile.data.tokenizer import Tokenizer, tokenizer_for
+from nautile.data.tokenizer import tokenizer_for
 from nautile.rl.judge import Judge
 from nautile.rl.rewards import advantages, carries_signal
 from nautile.tasks.engine.job import Job
@@ -59,7 +59,7 @@ def rescore(job: Job) -> None:
             scorer = AnswerScorer(stack.enter_context(rewarding(job, config.reward or DEFAULT_REWARD)))
         chunk: list[tuple[Group, list[dict[str, Any]]]] = []
         for number, stored in enumerate(groups_of(log, config.group), 1):
-            chunk.append((group_of(number - 1, stored, tokenizer_for(tokenizer)), stored))
+            chunk.append((Group.of_rows(number - 1, stored, tokenizer_for(tokenizer)), stored))
             if len(chunk) == CHUNK or number == total:
                 scorer.score([group for group, _ in chunk])
                 rows += [row for group, stored in chunk for row in rescored_rows(group, stored, config)]
@@ -95,13 +95,6 @@ def groups_of(log: Path, size: int) -> Iterator[list[dict[str, Any]]]:
                 rows = []
     if rows:
         raise ConfigError(f"{log}: its last group has {len(rows)} rollouts, and not {size}")
-
-
-def group_of(position: int, rows: Sequence[dict[str, Any]], tokenizer: Tokenizer) -> "Group":
-    """The group of stored rows, without rewards."""
-    from nautile.rl.rollouts import Group
-
-    return Group.of_rows(position, rows, tokenizer)
 
 
 def rescored_rows(group: "Group", stored: Sequence[dict[str, Any]], config: RescoreConfig) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from rich.text import Text
 from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json, write_text
-from nautile.flows.cli.terminal import Json, console_for, print_markdown, show_as, the_store
+from nautile.flows.cli.terminal import Json, check_parquet, console_for, print_markdown, show_as, the_store
 from nautile.uses.labelled.command import DelimiterOption, EncodingOption, delimiter_of, encoding_of
 
 if TYPE_CHECKING:
@@ -90,9 +90,7 @@ def simulate(
     from nautile.uses.simulate.tables import NOT_FOR, NOTHING_TO_COMPARE, question_tables, scores_table
     from nautile.uses.step import run_step
 
-    # Refused now and not after an hour of simulation.
-    if out is not None and (out.suffix.lower() != ".parquet" or not out.absolute().parent.is_dir()):
-        raise ConfigError(f"--out {out}: must be a .parquet file in a folder that exists")
+    check_parquet(out)
     survey_config = load_survey(survey)
     fields = [field.strip() for field in (by or "").split(",") if field.strip()]
     # Published shares have no respondents, only groups: compare by the fields of those.

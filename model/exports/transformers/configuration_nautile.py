@@ -78,7 +78,8 @@ class NautileConfig(PretrainedConfig):
         self.unused_ids = unused_ids or []  # edit it after new tokens were given some of them
         self.use_cache = use_cache
         # Of a tuned classifier: `pooling` of the features of its head, or `replies`, the ids of each label's text, and
-        # their `bias`; `temperature`, by which logits are divided; `threshold`, below which an answer is no answer.
+        # their `bias`; `temperature`, by which logits are divided; `threshold`, below which an answer is no answer,
+        # or where a text may have several labels, one for each in `thresholds`.
         self.classifier = classifier or {}
         checks = {
             "pattern is not a text of the letters S and A": not pattern or set(pattern) - {"S", "A"},
