@@ -55,8 +55,10 @@ def test_every_contrast_is_among_the_cells():
 
 
 @pytest.mark.heavy
-def test_a_cell_trains_every_rate_and_seed():
+def test_a_cell_trains_the_first_seed_at_every_rate_and_the_others_at_its_best():
     rows = run_cell("parity", Arm("LP"), steps=60)
-    assert [(each["rate"], each["seed"]) for each in rows] == [(rate, seed) for rate in RATES for seed in SEEDS]
-    # At the higher rate it has learnt by then that there are two answers, of which one is right.
-    assert all(each["accuracy"]["512"] > 0.4 for each in rows[len(SEEDS) :])
+    best = max(rows[: len(RATES)], key=lambda each: each["selection"])["rate"]
+    expected = [(rate, SEEDS[0]) for rate in RATES] + [(best, seed) for seed in SEEDS[1:]]
+    assert [(each["rate"], each["seed"]) for each in rows] == expected
+    # It has learnt by then that there are two answers, of which one is right.
+    assert all(each["accuracy"]["512"] > 0.4 for each in rows if each["rate"] == best)
