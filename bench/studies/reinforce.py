@@ -1,6 +1,6 @@
 """Does the gradient balance help, or any smaller weight on the negatives, or more training? Rates, then arms by seed.
 
-    python bench/studies/reinforce.py rates|arms|report [--seeds 1 2] [--store .nautile/reinforce]
+    python bench/studies/reinforce.py rates|arms|table|staleness|report [--seeds 1 2] [--store .nautile/reinforce]
         [--results bench/studies/results/reinforce.json] [--figure docs/results/rl-balance.svg] [--first 3]
 
 Each cell is a run of `nautile sweep` (bench/studies/reinforce.toml), which resumes after a stop. Finished cells are
@@ -31,6 +31,16 @@ Decided before any cell ran (docs/results/rl.md has the outcome):
    priority: the primary contrast first. Whatever has not run is said.
    Added when three arms of seed 1 had run, for lack of processor time: `--first 3` runs the first three arms of each
    seed alone (balanced over the group, its dose control, plain), so that the primary contrast has its seeds soonest.
+
+Two further questions, five seeds each, 100 updates at the rate of the arms, mean@8 on 1,000 problems; decided before
+any of their cells ran:
+
+6. `table`, the cheap explanation: {embedding table trained, frozen} × {sampled at 1, at 0.5 against a learner at 1} ×
+   {plain, balanced over the group}. The table explains a failure of plain if plain, sampled at 0.5 with the table
+   trained, ends below the start in the mean over seeds, and freezing the table makes that good by three points or more.
+7. `staleness`: the sampler copied every 1, 10 and 40 updates × {plain, balanced over the group, positives alone}.
+   Staleness hurts an arm if its lead at 40 over itself at 1 has an interval below 0; TOPR's clamp follows only then.
+   Both families are corrected by Holm, each within itself.
 """
 
 import os
@@ -87,6 +97,39 @@ def policy_arms(dose: float) -> dict[str, tuple[str, ...]]:
     }
 
 
+FURTHER_SEEDS = (1, 2, 3, 4, 5)
+FURTHER = {"table": "The embedding table", "staleness": "Stale samplers"}  # phase -> heading
+FURTHER_STEPS, FURTHER_PROBLEMS = 100, 1000
+COPIED = (1, 10, 40)  # updates between copies of the policy to the sampler
+
+
+def further_arms(phase: str) -> dict[str, tuple[str, ...]]:
+    """The arms of rules 6 and 7: name -> settings."""
+    objectives = {PLAIN: RATE_ARMS[PLAIN], PRIMARY: GROUP}
+    if phase == "staleness":
+        objectives["positives alone"] = ('reason.objective="positives"',)
+        return {
+            f"{name}, copied every {steps}": (*own, f"reason.policy.sync_every={steps}")
+            for name, own in objectives.items()
+            for steps in COPIED
+        }
+    tables = {"trained": (), "frozen": ('reason.policy.train=["blocks"]',)}
+    sampled = {"1": (), "0.5": ("reason.rollout.temperature=0.5", "reason.policy.temperature=1.0")}
+    return {
+        f"{name}, table {table}, sampled at {temperature}": (*own, *trained, *drawn)
+        for name, own in objectives.items()
+        for table, trained in tables.items()
+        for temperature, drawn in sampled.items()
+    }
+
+
+def baseline_of(phase: str, arm: str) -> str:
+    """The arm over which an arm's lead is tested: plain; of the further questions, itself without the change."""
+    if phase == "table":
+        return arm.replace("table frozen", "table trained")
+    return PLAIN if phase == "arms" else f"{arm.partition(', copied')[0]}, copied every 1"
+
+
 FROM_START = 'self_distill.start="pretrain"'
 TRACE_ARMS = {
     "self-distillation": (FROM_START,),
@@ -131,16 +174,18 @@ def collect(store: Store, cells: list[Cell], file: Path) -> None:
         for run in read_json(path)["runs"]:
             labels = [step["label"] for step in run["steps"]]
             rate = setting(run, "reason.policy.optimizer.learning_rate")
-            about = {"phase": "rates" if phase == "rates" else "arms", "seed": int(seed), "rate": rate}
+            about = {"phase": phase if phase in ("rates", *FURTHER) else "arms", "seed": int(seed), "rate": rate}
             wanted = [(run["arm"].removesuffix(f" {rate:g}"), run["after"].partition(":")[2])]
-            if about["phase"] == "arms" and run["arm"] == PRIMARY:
+            if about["phase"] in FURTHER or (about["phase"] == "arms" and run["arm"] == PRIMARY):
                 wanted.append((START, "pretrain"))
             for arm, stage in wanted:
                 if (about["phase"], about["seed"], arm, rate) in known or f"evaluate:{stage}" not in labels:
                     continue
                 if cell := read_cell(store, run, stage):
+                    known.add((about["phase"], about["seed"], arm, rate))
                     cells.append({**about, "arm": arm, "weight": setting(run, "reason.negative_weight"), **cell})
-    cells.sort(key=lambda cell: (cell["phase"] == "arms", cell["seed"]))
+    phases = ["rates", "arms", *FURTHER]
+    cells.sort(key=lambda cell: (phases.index(cell["phase"]), cell["seed"]))
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, {"cells": cells})
 
@@ -278,11 +323,30 @@ def run_arms(store: Store, cells: list[Cell], file: Path, seeds: Sequence[int], 
             collect(store, cells, file)
 
 
+def run_further(store: Store, cells: list[Cell], file: Path, seeds: Sequence[int], phase: str) -> None:
+    """Run the arms of rule 6 or 7 that are missing, seed by seed."""
+    rate, _ = settled(cells)
+    shared = [
+        _rate(rate),
+        f"reason.policy.steps={FURTHER_STEPS}",
+        f"evaluate.samples={SAMPLES}",
+        f"evaluate.held_out.count={FURTHER_PROBLEMS}",
+    ]
+    arms = further_arms(phase)
+    for seed in seeds:
+        if not {cell["arm"] for cell in cells if cell["phase"] == phase and cell["seed"] == seed} >= {*arms}:
+            sweep(store, f"{phase}-{seed}", sweep_text(seed, shared, arms, "evaluate:reason"))
+            collect(store, cells, file)
+
+
 def markdown(cells: Sequence[Cell]) -> str:
     """The tables of the page: the rates, the arms over their seeds, and the primary contrast with its verdict."""
     parts = [rates_table(cells)] if any(cell["phase"] == "rates" for cell in cells) else []
     if arms := [cell for cell in cells if cell["phase"] == "arms"]:
         parts += [arms_table(arms), primary(arms)]
+    for phase, heading in FURTHER.items():
+        if own := [cell for cell in cells if cell["phase"] == phase]:
+            parts += [f"{heading}:", arms_table(own)]
     return "\n\n".join(parts) or "no cell has run"
 
 
@@ -317,11 +381,16 @@ def values_of(cells: Sequence[Cell], arm: str, figure: str) -> dict[int, float]:
 
 
 def arms_table(cells: Sequence[Cell]) -> str:
-    """A row for each arm: its accuracies over seeds, its lead over plain, and what was seen of its updates."""
+    """A row for each arm: its accuracies over seeds, its lead over its baseline, and what was seen of its updates."""
+    phase = cells[0]["phase"]
     names = sorted(dict.fromkeys(cell["arm"] for cell in cells), key=lambda name: name != START)
-    plain = values_of(cells, PLAIN, "mean")
-    tested = [name for name in names if name not in (PLAIN, START) and set(values_of(cells, name, "mean")) & set(plain)]
-    leads = {name: lead(plain, values_of(cells, name, "mean"), len(tested), PROBLEMS) for name in tested}
+    means = {name: values_of(cells, name, "mean") for name in names}
+    baselines = {name: baseline_of(phase, name) for name in names if name != START}
+    tested = [
+        name for name, other in baselines.items() if name != other and set(means[name]) & set(means.get(other, {}))
+    ]
+    problems = PROBLEMS if phase == "arms" else FURTHER_PROBLEMS
+    leads = {name: lead(means[baselines[name]], means[name], len(tested), problems) for name in tested}
     ps = {name: test.p for name, test in leads.items() if test.p is not None}
     corrected = holm(ps)
     rows = []
@@ -336,7 +405,8 @@ def arms_table(cells: Sequence[Cell]) -> str:
             cell_texts.append(_mean([cell["metrics"].get(metric, [None])[-1] for cell in own], "{:.2f}"))
         cell_texts.append(_mean([cell["metrics"]["processor_seconds"] for cell in own], "{:.0f}"))
         rows.append([name, str(len(own)), *cell_texts])
-    heads = ["arm", "seeds", "mean@8", "greedy", "pass@8", "over plain, mean@8", "p, Holm", "‖Δθ‖", "entropy",
+    over = "plain" if phase == "arms" else "its own baseline"
+    heads = ["arm", "seeds", "mean@8", "greedy", "pass@8", f"over {over}, mean@8", "p, Holm", "‖Δθ‖", "entropy",
              "length of A > 0", "of A < 0", "live groups", "processor s"]  # fmt: skip
     factors = [
         f"{name}, seed {cell['seed']}: "
@@ -436,7 +506,7 @@ def main() -> None:
         figure=ROOT / "docs/results/rl-balance.svg",
         first=0,
     )
-    parser.add_argument("phase", choices=("rates", "arms", "report"))
+    parser.add_argument("phase", choices=("rates", "arms", *FURTHER, "report"))
     arguments = parser.parse_args()
     store, cells = Store(arguments.store.absolute()), (read_json(arguments.results) or {"cells": []})["cells"]
     collect(store, cells, arguments.results)
@@ -444,6 +514,9 @@ def main() -> None:
         run_rates(store, cells, arguments.results, [seed for seed in arguments.seeds if seed in RATE_SEEDS])
     elif arguments.phase == "arms":
         run_arms(store, cells, arguments.results, arguments.seeds, arguments.first)
+    elif arguments.phase in FURTHER:
+        seeds = [seed for seed in arguments.seeds if seed in FURTHER_SEEDS]
+        run_further(store, cells, arguments.results, seeds, arguments.phase)
     if cells:
         arguments.figure.write_text(figure(cells), encoding="utf-8")
     print(markdown(cells), flush=True)

@@ -11,9 +11,11 @@ from bench.studies.reinforce import (
     SUPERVISED,
     SUPERVISED_ARM,
     TRACE_ARMS,
+    baseline_of,
     best_rate,
     dose,
     figure,
+    further_arms,
     markdown,
     policy_arms,
     primary,
@@ -57,6 +59,17 @@ def test_supervised_training_goes_on_from_the_start(read, store):
     (run,) = read({SUPERVISED: (*SUPERVISED_ARM, f'pretrain.start="{start.id}"')}, "evaluate:pretrain")
     pretrain = next(step for step in run.prepared.steps if step.label == "pretrain")
     assert start.full_id in pretrain.inputs.values()
+
+
+@pytest.mark.parametrize(("phase", "arms", "baselines"), [("table", 8, 4), ("staleness", 9, 3)])
+def test_the_further_arms_differ_and_each_has_its_baseline(read, phase, arms, baselines):
+    settings = further_arms(phase)
+    runs = read(settings, "evaluate:reason")
+    ends = {step.key for run in runs for step in run.prepared.steps if step.label == "reason"}
+    assert len(ends) == len(settings) == arms
+    named = {baseline_of(phase, arm) for arm in settings}
+    assert named < {*settings}
+    assert len(named) == baselines
 
 
 def rate_cell(arm, rate, seed, right, median=0.9):
