@@ -4,8 +4,9 @@ import logging
 import os
 import signal
 import time
+import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from nautile.common.text import counted, duration, visible
 from nautile.configs.changes import describe_changes
 from nautile.configs.operation import TelemetryConfig
 from nautile.configs.schema import RunConfig
+from nautile.flows.dag import Step
 from nautile.flows.forecast import asks_paid_endpoints, forecast_calls, forecast_lines
 from nautile.flows.operate import prefect_server
 from nautile.flows.operate.services import join_server, url_of
@@ -31,8 +33,10 @@ from nautile.flows.selection import PreparedRun, Selection, check_ray_hosts, is_
 from nautile.flows.stored_configs import store_config
 from nautile.store.artifacts import Store
 from nautile.store.mirror import open_store
+from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.errors import DASHBOARD_URL, RESUME_HEADING, advice
 from nautile.tasks.engine.progress import StageUpdate, subscribe
+from nautile.tasks.engine.stage import RunContext
 
 log = logging.getLogger(__name__)
 
@@ -100,15 +104,17 @@ def run(
     for line in missing_webhook(config.operation):
         out.print(Text(line), soft_wrap=True)
     log_file = prefect_server.configure_prefect(store)
+    progress = RunProgress(step.label for step in prepared.steps)
+    view = view_for(progress, out)
+    begun, name = time.monotonic(), name or run_name_of(config)
+    if reused := only_reused(store, config, prepared, to_make, name, progress, view):
+        return print_result(out, store, progress, reused, begun)
     if server := join_server(store):
         out.print(f"runs on the server of `nautile up`: {server.removesuffix('/api')}", soft_wrap=True, highlight=False)
-    progress = RunProgress(step.label for step in prepared.steps)
     if "PREFECT_API_URL" not in os.environ:
         progress.heading = "starting the embedded Prefect server (about 20 s the first time, less after)"
-    view = view_for(progress, out)
     if page := url_of(store, "dashboard"):
         os.environ.setdefault(DASHBOARD_URL, page)
-    begun = time.monotonic()
     listener = ProgressListener(progress, view)
     unsubscribe = subscribe(listener)
     try:
@@ -133,7 +139,7 @@ def run(
             try:
                 with tags(TAG, config.name):
                     outputs: dict[str, dict[str, str]] = pipeline(  # no State is asked for
-                        reference, **selection.parameters(), name=name or run_name_of(config)
+                        reference, **selection.parameters(), name=name
                     )
             except FailedRun as refusal:  # what was checked above has changed since
                 raise ConfigError(str(refusal)) from None
@@ -159,10 +165,68 @@ def run(
         if left := [step.label for step in progress.steps.values() if step.state == "waiting"]:
             err.print(Text(f"not started, because they need a failed step: {', '.join(left)}"), soft_wrap=True)
         return min(map(exit_code, failures.values()))
+    return print_result(out, store, progress, outputs, begun)
+
+
+def only_reused(
+    store: Store,
+    config: RunConfig,
+    run: PreparedRun,
+    to_make: Sequence[Step],
+    name: str,
+    progress: RunProgress,
+    view: LiveView | LogView,
+) -> dict[str, dict[str, str]] | None:
+    """Record a run whose steps are all in the store, without a server of Prefect; None if the run needs one.
+
+    It needs one where there is work to do, a message to send or a question to ask, and to appear on that of
+    `nautile up`. All else happens as in the flow: artifacts are checked, and the run and its steps are recorded.
+    """
+    asks = any(config.operation.of(step.stage.name).at_budget != "go_on" for step in run.steps)
+    if to_make or asks or config.operation.notify or "PREFECT_API_URL" in os.environ or store.url is not None:
+        return None
+    if not _intact(store, run):
+        return None
+    from nautile.flows.plans import recorded  # imports Prefect: late, as in `run`
+
+    run_id = str(uuid.uuid4())
+    outputs: dict[str, dict[str, str]] = {}
+    unsubscribe = subscribe(ProgressListener(progress, view))
+    try:
+        with view, store.run_lock(run_id).for_life(), recorded(store, config, run, run_id, name, run.resume_command()):
+            for step in run.steps:
+                context = RunContext(run_id, str(store.root), False, step.label, config.name, config.launch)
+                outputs[step.label] = run_stage(step.stage, step.section, step.inputs, context, slot=_no_work)
+    finally:
+        unsubscribe()
+    return outputs
+
+
+@contextmanager
+def _no_work() -> Iterator[None]:
+    raise ConfigError("an artifact has changed since the run began: run the same command again")
+    yield
+
+
+def _intact(store: Store, run: PreparedRun) -> bool:
+    """Whether the artifacts of all steps are here and undamaged, so that no step has work to do."""
+    try:
+        for step in run.steps:
+            for kind in step.outputs:
+                store.check(store.get(f"{kind}/{step.key}"))
+    except (ConfigError, Retryable):
+        return False
+    return True
+
+
+def print_result(
+    out: Console, store: Store, progress: RunProgress, outputs: dict[str, dict[str, str]], begun: float
+) -> int:
+    """Print the steps and times of a run that has ended well, and where its report is; returns the exit code."""
     out.print()
     out.print(summary_table(progress))
     out.print()
-    out.print(f"{counted(len(prepared.steps), 'stage')} in {duration(time.monotonic() - begun)}", highlight=False)
+    out.print(f"{counted(len(progress.steps), 'stage')} in {duration(time.monotonic() - begun)}", highlight=False)
     if report := outputs.get("report", {}).get("report"):
         out.print(Text(f"report: {relative(store.get(report).path / 'report.html')}"), soft_wrap=True)
     return ExitCode.DONE

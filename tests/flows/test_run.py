@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,7 +33,7 @@ from tests.support.samples.stage_store import flip_byte
 from tests.support.servers.fake_webhook import FakeWebhook
 from tests.support.servers.prefect_calls import fetch
 from tests.support.stages.stage_parent import wait_for
-from tests.support.stages.toy_cli import environment
+from tests.support.stages.toy_cli import environment, nautile
 from tests.support.stages.toy_dag import TOY_DAG
 from tests.support.stages.toy_stages import TOY
 
@@ -82,6 +83,21 @@ def test_a_second_run_reuses_every_stage_and_is_seen_in_the_server_that_the_oper
     assert {run["state_type"] for run in runs} == {"COMPLETED"}
     assert not any(run["tags"] for run in runs)  # Prefect would ask for a limit of each before the task begins
     assert {"ingest:wikipedia", "evaluate:align", "report"} <= {run["name"] for run in runs}
+
+
+def test_a_run_with_nothing_to_do_starts_no_server_and_is_recorded_like_any_other(made, tmp_path):
+    store = Store(shutil.copytree(made[0].root, tmp_path / "store"))
+    before = {a.id: a.execution for a in store.list()}
+    done = nautile("run", str(TOY), "--name", "again", store=store.root, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(": reused") == 14
+    assert "14 stages in" in done.stdout
+    assert "embedded" not in done.stdout
+    assert not (store.root / "prefect" / "prefect.db").exists()
+    assert {a.id: a.execution for a in store.list()} == before
+    shown = nautile("runs", "--json", store=store.root, cwd=tmp_path)
+    newest = json.loads(shown.stdout)[0]
+    assert (newest["name"], newest["state"]) == ("again", "done")
 
 
 def test_a_flipped_byte_is_refused_by_name_and_the_offered_rerun_mends_it_keeping_the_old(bench):
