@@ -455,7 +455,7 @@ def _paint(cells: Sequence[Cell], canvas: Any) -> None:
         if cell["phase"] == "rates":
             for row in cell["facts"]["guard"]:
                 readings[cell["arm"], cell["rate"]][row["step"]].append(100 * row["correct"] / row["n"])
-    arms = list(dict.fromkeys(cell["arm"] for cell in cells if cell["phase"] == "arms"))
+    arms = sorted(dict.fromkeys(cell["arm"] for cell in cells if cell["phase"] == "arms"), key=lambda arm: arm != START)
     axes, *more = canvas.subplots(1, 2 if arms else 1, squeeze=False)[0]
     rates = sorted({rate for _, rate in readings})
     for (arm, rate), by_step in sorted(readings.items(), key=lambda entry: entry[0][1]):
@@ -465,7 +465,7 @@ def _paint(cells: Sequence[Cell], canvas: Any) -> None:
             [*by_step], [fmean(values) for values in by_step.values()], line, color=colour, label=f"{arm}, {rate:g}"
         )
     axes.set(xlabel="updates", ylabel="greedy, % of 1,000 guard problems")
-    axes.legend(frameon=False, fontsize=7)
+    axes.legend(frameon=False, fontsize=7, ncols=3, loc="upper left", bbox_to_anchor=(-0.15, -0.15))
     for panel in more:
         for place, arm in enumerate(arms):
             values = values_of([cell for cell in cells if cell["phase"] == "arms"], arm, "mean")
