@@ -6,7 +6,6 @@ import streamlit as st
 
 from nautile.flows.dashboard import shared
 from nautile.flows.dashboard.pages import PAGES
-from nautile.flows.run_state import LIVE
 
 EVERY_S = 5
 IDLE_S = 60  # interval while no run is live; a new run is still detected after EVERY_S
@@ -52,13 +51,13 @@ def main() -> None:
         key="live",
         help=f"Refresh the page every {EVERY_S} seconds while a run is live.",
     )
-    titles = shared.run_titles()
-    run = shared.choose_run(titles)
-    has_live_run = any(row["current_state"] in LIVE for row in shared.run_summaries())
+    newest = shared.run_titles()
+    run = shared.choose_run()
+    has_live_run = bool(shared.live_runs())
     interval_s = EVERY_S if has_live_run else IDLE_S  # redraw charts rarely while no run changes them
 
     def watch() -> None:
-        if shared.run_titles() != titles:
+        if shared.run_titles() != newest:
             st.rerun()  # a run has begun or ended: redraw the sidebar as well, which is not part of the fragment
 
     def page(address: str) -> st.Page:

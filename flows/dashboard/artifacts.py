@@ -22,18 +22,16 @@ from nautile.store.manifest import short_commit
 from nautile.store.mirror import open_store
 from nautile.store.views import LINEAGE_WITH_CALLS
 
-MAX_PICKED = 1000
 _COLORS = {"report": "#e8eef7", "evaluation": "#fdf0d5", "checkpoint": "#dff0e0", "rollouts": "#efe6f5"}
 _COLORS |= {"traces": "#efe6f5", "documents": "#fbe3e0"}
 
 
 def lineage(chosen: ChosenRun | None) -> None:
     st.title("Lineage")
-    artifacts = shared.query(queries.ARTIFACTS, "", "", MAX_PICKED)
-    if not artifacts:
+    picked = _choose_artifact()
+    if picked is None:
         st.caption("No artifact in the store yet.")
         return
-    picked = _choose_artifact([row["id"] for row in artifacts])
     rows = shared.query(LINEAGE_WITH_CALLS, picked)
     all_edges = st.toggle("Every arrow", value=False, key="arrows", help="Also draw the arrows that a path implies.")
     st.graphviz_chart(graph(rows, all_edges), width="content")
@@ -53,7 +51,7 @@ def lineage(chosen: ChosenRun | None) -> None:
         column_config=_LINEAGE_COLUMNS,
         alt="What it was made from",
     )
-    _settings_that_differ(picked, [row["id"] for row in rows], [row["id"] for row in artifacts])
+    _settings_that_differ(picked, [row["id"] for row in rows])
     with st.expander("Facts, configuration and files of this artifact"):
         try:
             manifest = open_store().get(picked).manifest
@@ -73,17 +71,15 @@ _LINEAGE_COLUMNS = {
 }
 
 
-def _settings_that_differ(picked: str, made_from: list[str], artifacts: Sequence[str]) -> None:
+def _settings_that_differ(picked: str, made_from: list[str]) -> None:
     """Draw the settings that differ between the lineages of two artifacts; the other is chosen here."""
     kind = picked.partition("/")[0]
-    others = [name for name in artifacts if name != picked and name.partition("/")[0] == kind]
     st.subheader("Settings that differ")
-    if not others:
-        st.caption("There is no other artifact of this kind to compare with.")
+    place = "an artifact of the same kind"
+    row = shared.choose_artifact(kind, "Compare with", "with", replaced=True, placeholder=place)
+    if row is None or row["id"] == picked:
         return
-    other = st.selectbox("Compare with", others, index=None, placeholder="an artifact of the same kind", key="with")
-    if other is None:
-        return
+    other = row["id"]
     sides = [made_from, [row["id"] for row in shared.query(LINEAGE_WITH_CALLS, other)]]
     # What makes two checkpoints differ is often a setting of the distillation.
     settings = [
@@ -100,17 +96,16 @@ def _settings_that_differ(picked: str, made_from: list[str], artifacts: Sequence
         st.caption("None: they were made with the same settings.")
 
 
-def _choose_artifact(names: list[str]) -> str:
-    """The artifact picked on the page, by default the one in the address, else the newest."""
+def _choose_artifact() -> str | None:
+    """The artifact picked on the page, by default the one in the address, else the newest; None if there are none."""
     requested = st.query_params.get("artifact", "")
-    if requested and requested not in names:
-        if shared.query(LINEAGE_WITH_CALLS, requested):
-            names = [requested, *names]
-        else:
-            st.warning(f"There is no artifact {shared.escaped(requested)}.")
+    made = shared.query(queries.ARTIFACT, requested) if requested else []
+    if requested and not made:
+        st.warning(f"There is no artifact {shared.escaped(requested)}.")
     # The key contains the requested name, so that another address resets the selection, but new artifacts do not.
-    first = names.index(requested) if requested in names else 0
-    return st.selectbox("Artifact", names, index=first, key=f"artifact-{requested}")
+    first = [made[0]["execution"]] if made and made[0]["execution"] else []
+    row = shared.choose_artifact("", "Artifact", f"artifact-{requested}", first, replaced=True, begin=requested)
+    return row["id"] if row else None
 
 
 def graph(rows: Sequence[CatalogRow], all_edges: bool = True) -> str:
@@ -143,7 +138,6 @@ def _quote(text: str) -> str:
 
 CACHE_S = 60.0
 _JOINED = "\N{NO-BREAK SPACE}"  # between a number and its unit
-MAX_ARTIFACTS = 500
 MAX_FILES = 20_000  # files counted per folder; more would delay the page
 
 
@@ -171,9 +165,17 @@ def storage(chosen: ChosenRun | None) -> None:
         cards.show([cards.table(("folder", "size", "what it is"), folder_rows, "Everything else")])
     st.subheader("Artifacts")
     kinds = ["all kinds", *sorted(row["kind"] for row in sizes)]
-    kind = st.selectbox("Kind", kinds, key="kind", bind="query-params")
+    left, right = st.columns([1, 2])
+    kind = left.selectbox("Kind", kinds, key="kind", bind="query-params")
+    search = right.text_input("Search", placeholder="id, stage or run", key="search", bind="query-params")
     filter_kind = "" if kind == "all kinds" else kind
-    rows = shared.query(queries.ARTIFACTS, filter_kind, filter_kind, MAX_ARTIFACTS)
+    rows = shared.search_rows(
+        "artifacts",
+        queries.ARTIFACTS,
+        *(filter_kind, filter_kind, False, queries.words_of(search), []),
+        size=queries.LISTED,
+        unit="artifacts",
+    )
     table = pd.DataFrame([{**row, "lineage": shared.lineage_link(row["id"])} for row in rows], columns=_ORDER)
     table["replaced"] = table["replaced"].map({True: "yes", False: ""})
     styled = table.style.format({"bytes": size, "file_count": "{:,}"})

@@ -52,11 +52,12 @@ def page(chosen: ChosenRun | None) -> None:
 
 
 def _two_runs(chosen: ChosenRun | None) -> None:
-    titles = {run: title for run, title in shared.run_titles().items() if chosen and run != chosen.run}
-    if chosen is None or not titles:
-        st.caption("There is no second run to compare with yet.")
-        return
     requested = st.query_params.get("with", "")
+    offered = shared.offered_runs("with", [requested] if requested else []) if chosen else {}
+    titles = {run: title for run, title in offered.items() if chosen and run != chosen.run}
+    if chosen is None or not titles:
+        st.caption("There is no second run to compare with.")
+        return
     first = list(titles).index(requested) if requested in titles else 0
     left, right = st.columns([3, 1], vertical_alignment="bottom")
     other = left.selectbox(

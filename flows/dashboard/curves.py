@@ -328,7 +328,8 @@ def _compared_lines(chosen: ChosenRun | None, stage: str) -> dict[str, Line]:
     """Execution -> its line, for the chosen run and the runs picked for comparison."""
     if chosen is None:
         return {}
-    titles = {run: title for run, title in shared.run_titles().items() if run != chosen.run}
+    wanted = [*st.query_params.get_all("compared"), *st.session_state.get("compared", [])]
+    titles = {run: title for run, title in shared.offered_runs("compared", wanted).items() if run != chosen.run}
     picked = []
     if titles:
         # In the address by id, not bound: titles change with the state of a run.

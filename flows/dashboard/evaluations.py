@@ -27,13 +27,10 @@ WHICH = ("any", "right", "wrong", "not graded", "strict and lenient differ", "un
 def page(chosen: ChosenRun | None) -> None:
     st.title("Evaluations")
     own_executions = [row["execution"] for row in chosen.stages if row["execution"]] if chosen else []
-    rows = shared.query(queries.EVALUATIONS, own_executions)
-    evaluations = [
-        {**row, "scores": scores} for row in rows if (scores := _scores_of(row["id"], row["execution"] or ""))
-    ]
-    if not evaluations:
+    if not shared.query(queries.EVALUATIONS, [], 1, 0):
         st.caption("No evaluation in the store yet.")
         return
+    evaluations = _with_scores(shared.query(queries.EVALUATIONS_OF, own_executions) if own_executions else [])
     # A run is joined to its evaluations by execution: an evaluation that it reused was made by another run.
     labels = {row["execution"]: row["label"] for row in chosen.stages} if chosen else {}
     by_stage = {labels[row["execution"]].partition(":")[2]: row for row in evaluations if row["execution"] in labels}
@@ -44,8 +41,7 @@ def page(chosen: ChosenRun | None) -> None:
     else:
         st.caption("This run has no evaluation yet; those of the store are below.")
     own = {stage: by_stage[stage] for stage in (*trained, *sorted(by_stage)) if stage in by_stage}
-    # The picker offers this run's evaluations by stage, or, before it has any, those of the store by id.
-    named = {f"{stage} · {row['id']}": row for stage, row in own.items()} or {row["id"]: row for row in evaluations}
+    named = {f"{stage} · {row['id']}": row for stage, row in own.items()}
     if own:
         with st.container(horizontal=True):
             for name, stage in zip(named, own, strict=True):
@@ -56,11 +52,21 @@ def page(chosen: ChosenRun | None) -> None:
         "Strict accuracy with its 95 % interval over problems. A line joins the stages of one run; runs, whose "
         "configurations may differ, are never joined. Dashed: chance level. A click on a point opens its problems."
     )
-    if rows[0]["total"] > len(rows):
-        st.caption(f"The newest {len(rows)} of {rows[0]['total']:,} evaluations, and all of this run.")
-    _history(evaluations)
-    requested = st.query_params.get("evaluation", "")
-    named |= {row["id"]: row for row in evaluations if requested == row["id"]}  # of another run, by its address
+    search = st.text_input(
+        "Evaluations of", placeholder="configuration, stage, run or id", key="history", bind="query-params"
+    )
+    # As many files of scores are read as a page of evaluations has, so that a page costs the same at every size.
+    page_rows = shared.search_rows(
+        "history", queries.EVALUATIONS, queries.words_of(search), size=queries.LISTED, unit="evaluations"
+    )
+    listed = _with_scores(page_rows)
+    _history([*listed, *(row for row in evaluations if row["id"] not in {other["id"] for other in listed})])
+    # The picker offers this run's evaluations by stage, or, before it has any, those of the store by id.
+    named = named or {row["id"]: row for row in listed}
+    if requested := st.query_params.get("evaluation", ""):  # of another run, by its address
+        named |= {row["id"]: row for row in _with_scores(shared.query(queries.EVALUATION, requested))}
+    if not named:
+        return
     st.subheader("Problems")
     picked = st.selectbox("Evaluation", list(named), key="evaluation", bind="query-params")
     row = named.get(picked) or next(iter(named.values()))
@@ -68,6 +74,11 @@ def page(chosen: ChosenRun | None) -> None:
         _show_table(measured_only(table_2({str(row["scores"].get("model") or row["id"]): row["scores"]})))
     st.link_button("Where these scores come from", shared.lineage_link(row["id"]))
     _problems(row)
+
+
+def _with_scores(rows: Sequence[CatalogRow]) -> list[CatalogRow]:
+    """The rows of evaluations that are on this machine, each with its `scores`."""
+    return [{**row, "scores": scores} for row in rows if (scores := _scores_of(row["id"], row["execution"] or ""))]
 
 
 def _scores_of(evaluation: str, execution: str) -> dict[str, Any]:

@@ -31,8 +31,6 @@ from nautile.flows.operate import questions, run_actions
 from nautile.flows.operate.notifications import NEAR_BUDGET
 from nautile.flows.run_state import (
     LIVE,
-    MOST_SEARCHED,
-    RUN_COUNT,
     RunState,
     StepState,
     last_score,
@@ -165,14 +163,12 @@ def _difference(
     None, with the reason, if there is none.
     """
     last = last_measured(run_ladder)
-    summaries = shared.run_summaries()
-    places = [place for place, row in enumerate(summaries) if row["run"] == chosen.run]
-    if run_ladder is None or last is None or not places:
+    if run_ladder is None or last is None:
         return None, "nothing was evaluated yet"
-    earlier = [row["run"] for row in summaries[places[0] + 1 :]][:20]
-    scores = scores_of(shared.query, earlier)
-    before = next((scores[run][last[0]] for run in earlier if last[0] in scores.get(run, {})), None)
-    folder = shared.artifact_folder(before["evaluation"]) if before and before["evaluation"] else None
+    rows = shared.query(queries.RUNS_BEFORE, [chosen.run])
+    own = (row for row in rows if (row["after"], row["benchmark"]) == (last[0], run_ladder["benchmark"]))
+    earlier = next((row["earlier"] for row in own), None)
+    folder = shared.artifact_folder(earlier) if earlier else None
     if folder is None:
         return None, f"no earlier run has {last[0]}"
     # The same folder: a comparison with itself would read as "no change".
@@ -331,10 +327,11 @@ _STEP_COLUMNS = {
 
 def _other_work() -> None:
     """Draw the list of estimates and single uses of a model, which are not pipeline runs."""
-    rows = shared.query(queries.OTHER_WORK, 20)
-    if not rows:
+    newest = shared.query(queries.OTHER_WORK, queries.LISTED, 0)
+    if not newest:
         return
-    with st.expander(f"Estimates and single uses ({len(rows)})"):
+    with st.expander(f"Estimates and single uses ({newest[0]['total']:,})"):
+        rows = shared.search_rows("work", queries.OTHER_WORK, size=queries.LISTED, unit="of them")
         st.dataframe(list(_work_rows(rows)), hide_index=True, width="stretch")
 
 
@@ -409,7 +406,8 @@ POOR_JUDGE = 0.7  # share of pairs in which a judge prefers the right answer; 0.
 
 def queue() -> Iterator[Concern]:
     """The runs that wait in the server of `nautile up` for a process, as far as they have no record yet."""
-    known, runs = shared.run_titles(), shared.queued_runs()
+    runs = shared.queued_runs()
+    known = {row["run"] for row in shared.query(queries.KNOWN_RUNS, [run["id"] for run in runs])} if runs else set()
     if runs is None:
         yield Concern("info", "Runs that wait for a process are not known: the server of `nautile up` does not answer")
     if queued := [run for run in runs or () if run["id"] not in known]:
@@ -683,12 +681,25 @@ USUAL = ("seed", "reason.policy.steps", "align.policy.steps", "pretrain.optimize
 
 def show_runs(chosen: str | None) -> None:
     """Draw the table of runs and its controls. `chosen`: the run that the page shows."""
-    summaries = shared.run_summaries(MOST_SEARCHED if st.session_state.get("find") else queries.MOST_RUNS)
-    (count,) = shared.query(RUN_COUNT) or [{"runs": 0}]
+    title, order_place, right, left = st.columns([2, 2, 3, 4], vertical_alignment="center")
+    title.subheader("All runs")
+    order = order_place.selectbox(
+        "Order", queries.RUN_ORDERS, key="order-runs", bind="query-params", label_visibility="collapsed"
+    )
+    search = right.text_input(
+        "Search runs",
+        key="find",
+        bind="query-params",
+        placeholder="search: name, change, state, tag, note",
+        label_visibility="collapsed",
+    )
+    sql = queries.found_runs(order or "newest first")
+    rows_of_page = shared.search_rows("runs", sql, queries.words_of(search), size=queries.LISTED, unit="runs")
+    if not rows_of_page:
+        st.caption("No run fits the search.")
+        return
+    summaries = shared.with_states(rows_of_page)
     changed = [change.field for row in summaries for change in read_changes(row["changes"])]
-    title, left, right = st.columns([2, 4, 3], vertical_alignment="center")
-    listed = len(summaries)
-    title.subheader("All runs" if listed >= count["runs"] else f"The newest {listed} of {count['runs']:,} runs")
     parameters = left.multiselect(
         "Settings shown",
         list(dict.fromkeys([*changed, *USUAL])),
@@ -698,20 +709,7 @@ def show_runs(chosen: str | None) -> None:
         placeholder="columns of settings: reason.policy.steps",
         label_visibility="collapsed",
     )
-    search = right.text_input(
-        "Search runs",
-        key="find",
-        bind="query-params",
-        placeholder="search: name, change, tag or note",
-        label_visibility="collapsed",
-    )
     rows = table_of_runs(summaries, [field for field in parameters if _FIELD.fullmatch(field)], chosen)
-    needle = search.strip().lower()
-    # Searched in Python over what is shown, so that a number is found as it is printed.
-    rows = [row for row in rows if needle in " ".join(str(value) for value in row.values()).lower()]
-    if not rows:
-        st.caption("No run fits the search.")
-        return
     frame = pd.DataFrame(rows)
     empty = [name for name in ("cost", "chips", "tags", "notes", "changed", "after") if not frame[name].any()]
     empty += [name for name in ("score", "gain", "difference") if frame[name].isna().all()]
@@ -721,7 +719,8 @@ def show_runs(chosen: str | None) -> None:
     st.caption(
         "Score: share of the held-out problems (GSM8K where it was asked) that are right after the last stage that was "
         "evaluated. Cost: calls that the run paid for. "
-        "A click on a heading sorts; a setting that is chosen above becomes a column, and the page's address keeps it; "
+        "A click on a heading sorts this page, the list above all runs; a setting that is chosen above becomes a "
+        "column, and the page's address keeps it; "
         "`nautile note RUN TEXT --tag NAME` writes notes."
     )
 
@@ -749,22 +748,23 @@ _RUN_COLUMNS = {
 
 
 def table_of_runs(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | None) -> list[dict[str, Any]]:
-    """The rows of the table, newest run first. `fields`: paths of settings to add as columns."""
+    """The rows of the table for rows of `queries.found_runs`. `fields`: paths of settings to add as columns."""
     runs = [row["run"] for row in summaries]
     scores = scores_of(shared.query, runs)
     costs = {row["run"]: row for row in shared.query(queries.RUN_COSTS, runs)}
-    notes = {row["run"]: row for row in shared.query(queries.NOTES)}
+    before = {
+        (row["run"], row["after"], row["benchmark"]): row["before"] for row in shared.query(queries.RUNS_BEFORE, runs)
+    }
     settings: dict[str, list[str | None]] = {}
     if fields:
         paths = [f"$.{field}" for field in fields]
         settings = {row["run"]: row["chosen"] for row in shared.query(queries.RUN_SETTINGS, paths, runs)}
     rows = []
-    for place, row in enumerate(summaries):
+    for row in summaries:
         run = row["run"]
         score = last_score(scores.get(run)) or {}
-        earlier = (scores.get(other["run"], {}) for other in summaries[place + 1 :])
-        before = next((by_stage[score["after"]] for by_stage in earlier if score and score["after"] in by_stage), None)
-        note, seconds = notes.get(run, {}), run_seconds(row, row["current_state"] in LIVE)
+        earlier = before.get((run, score["after"], score["benchmark"])) if score else None
+        seconds = run_seconds(row, row["current_state"] in LIVE)
         changes = describe_changes(read_changes(row["changes"]))
         rows.append(
             {
@@ -776,14 +776,14 @@ def table_of_runs(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen
                 "after": score.get("after", "") + (f" ({NOT_SCREENED})" if score.get("not_screened") else ""),
                 "score": 100 * score["accuracy"] if score else None,
                 "gain": None if score.get("gain") is None else 100 * score["gain"],
-                "difference": 100 * (score["accuracy"] - before["accuracy"]) if before else None,
+                "difference": 100 * (score["accuracy"] - earlier) if earlier is not None else None,
                 "minutes": None if seconds is None else seconds / 60,
                 "cost": costs.get(run, {}).get("dollars"),
                 "chips": costs.get(run, {}).get("chip_dollars"),
                 "changed": changes,
                 **{field: value for field, value in zip(fields, settings.get(run, [None] * len(fields)), strict=True)},
-                "tags": json.loads(note.get("tags") or "[]"),
-                "notes": visible(note.get("text") or ""),
+                "tags": json.loads(row["tags"] or "[]"),
+                "notes": visible(row["note"] or ""),
             }
         )
     return rows

@@ -6,7 +6,10 @@ thousand.
 
 from pathlib import Path
 
-MOST_RUNS = 200  # newest runs in lists
+from nautile.configs.training import TRAINED
+from nautile.evals.benchmarks.registry import table_1_benchmarks
+
+LISTED = 50  # entries of a page of runs, artifacts or evaluations, and of a picker; a search finds the others
 # Its row of `run_state.RUNS`. (run)
 ONE_RUN = "SELECT * EXCLUDE (steps, settings) FROM runs WHERE pipeline AND run = ?"
 
@@ -67,11 +70,59 @@ FROM calls WHERE list_contains(?, execution) GROUP BY ALL ORDER BY ALL
 CALL_STATUSES = """
 SELECT endpoint, status, count(*) AS attempts FROM calls WHERE list_contains(?, execution) GROUP BY ALL ORDER BY ALL
 """
-# The newest artifacts of a kind, or of all for "". (kind, kind, limit)
-ARTIFACTS = """
-SELECT id, kind, stage, created, bytes, file_count, superseded > 0 AS replaced, execution, run FROM artifacts
-WHERE ? = '' OR kind = ? ORDER BY created DESC LIMIT ?
+# Whether a text in lower case, in place of the braces, contains all words of a search. (words)
+_FITS = "len(list_filter(?::VARCHAR[], lambda word: NOT contains({}, word))) = 0"
+# A page of the pipeline runs that fit a search over name, settings that were changed, state, tags and note: the columns
+# of `run_state.RUNS`, the note, and the `total` number of those that fit. `score`: see `_LAST_SCORES`.
+_FOUND_RUNS = f"""
+WITH scored AS ({{scores}})
+SELECT r.* EXCLUDE (steps, settings), n.text AS note, n.tags, count(*) OVER () AS total
+FROM runs r LEFT JOIN notes n ON n.id = r.run LEFT JOIN scored USING (run)
+WHERE pipeline AND {_FITS.format("lower(concat_ws(' ', run, name, config, state, changes, n.text, n.tags))")}
+ORDER BY {{order}}, newest DESC, run LIMIT ? OFFSET ?
 """
+# The score of each run as `run_state.last_score` has it: after its last stage that was evaluated, on the first of the
+# benchmarks that it was evaluated on. A template; the lists are constants of the code.
+_LAST_SCORES = """
+SELECT run, arg_max(value, {{
+    benchmark: -list_position({benchmarks}, benchmark), stage: list_position({stages}, after)}}) AS score
+FROM scores WHERE figure = 'accuracy' AND list_contains({benchmarks}, benchmark) AND list_contains({stages}, after)
+GROUP BY run
+"""
+_NO_SCORES = "SELECT NULL::VARCHAR AS run, NULL::DOUBLE AS score WHERE false"
+RUN_ORDERS = {  # fixed values, because they are inserted into the SQL
+    "newest first": "newest DESC",
+    "oldest first": "newest",
+    "highest score": "score DESC NULLS LAST",
+    "lowest score": "score NULLS LAST",
+    "longest": "seconds DESC NULLS LAST",
+}
+# The runs that may be live by their record, however old, and those that wait for an answer. (runs that wait)
+LIVE_RUNS = """
+SELECT * EXCLUDE (steps, settings) FROM runs
+WHERE pipeline AND (state = 'running' OR (state IS NULL AND running > 0) OR list_contains(?, run)) ORDER BY newest DESC
+"""
+KNOWN_RUNS = "SELECT run FROM runs WHERE list_contains(?, run)"  # (runs)
+# The score of each run on a benchmark after a stage, and `before`, that of the run before which was evaluated so, with
+# its `earlier` evaluation. (runs)
+RUNS_BEFORE = """
+WITH placed AS (
+    SELECT s.run, after, benchmark, value, lag(value) OVER own AS before, lag(evaluation) OVER own AS earlier
+    FROM scores s JOIN runs r USING (run) WHERE r.pipeline AND figure = 'accuracy'
+    WINDOW own AS (PARTITION BY after, benchmark ORDER BY r.newest, s.run))
+SELECT * FROM placed WHERE list_contains(?, run)
+"""
+# A page of the artifacts of a kind (or of all for "") whose id, stage, label or run fits a search, newest first, with
+# the `total` number of those that fit; those of the executions come first. With `true`, replaced ones are left out.
+# (kind, kind, leave out, words, executions, limit, offset)
+ARTIFACTS = f"""
+SELECT id, kind, stage, created, bytes, file_count, superseded > 0 AS replaced, execution, run,
+    count(*) OVER () AS total FROM artifacts
+WHERE (? = '' OR kind = ?) AND NOT (? AND superseded > 0)
+    AND {_FITS.format("lower(concat_ws(' ', id, stage, label, run))")}
+ORDER BY list_contains(?::VARCHAR[], execution) DESC, created DESC, id LIMIT ? OFFSET ?
+"""
+ARTIFACT = "SELECT id, execution FROM artifacts WHERE id = ?"  # (id)
 # The artifacts of executions, oldest first, with facts and configuration as JSON. (executions)
 ARTIFACTS_OF = """
 SELECT id, kind, stage, execution, facts, config FROM artifacts WHERE list_contains(?, execution) ORDER BY created, id
@@ -80,16 +131,21 @@ SELECT id, kind, stage, execution, facts, config FROM artifacts WHERE list_conta
 CONFIGURATIONS = """
 SELECT id, coalesce(label, stage) AS label, config FROM artifacts WHERE list_contains(?, id) ORDER BY created, id
 """
-# Evaluations, newest first, with the label and configuration of the run that made each. `label` contains the evaluated
-# stage; it is null for an evaluation of a named checkpoint. `total` counts those that the limit leaves out
-# too. Those of the executions come first, however old they are. (executions)
-EVALUATIONS = """
+# Evaluations, with the label and configuration of the run that made each. `label` contains the evaluated stage; it is
+# null for an evaluation of a named checkpoint.
+_EVALUATIONS = """
 SELECT a.id, a.execution, a.run, a.created, e.label, e.config, count(*) OVER () AS total
 FROM artifacts a LEFT JOIN executions e USING (execution) WHERE a.kind = 'evaluation' AND a.superseded = 0
-ORDER BY list_contains(?, a.execution) DESC, a.created DESC LIMIT 200
 """
-# The newest note of each run. ()
-NOTES = "SELECT id AS run, text, tags FROM notes"
+# Those of executions, however old. (executions)
+EVALUATIONS_OF = f"{_EVALUATIONS} AND list_contains(?, a.execution) ORDER BY a.created DESC, a.id"
+EVALUATION = f"{_EVALUATIONS} AND a.id = ?"  # (id)
+# A page of those that fit a search over id, configuration, stage and run, newest first, with their `total` number.
+# (words, limit, offset)
+EVALUATIONS = f"""
+{_EVALUATIONS} AND {_FITS.format("lower(concat_ws(' ', a.id, e.config, e.label, a.run))")}
+ORDER BY a.created DESC, a.id LIMIT ? OFFSET ?
+"""
 # The values of settings in the newest start of runs, as text. (JSON paths, runs)
 RUN_SETTINGS = """
 SELECT run, list_transform(?, lambda path: json_extract_string(settings, path)) AS chosen FROM runs
@@ -100,10 +156,10 @@ RUN_COSTS = """
 SELECT run, sum(dollars) AS dollars, sum(chip_dollars) AS chip_dollars FROM steps
 WHERE list_contains(?, run) AND NOT reused GROUP BY run
 """
-# Estimates and single uses of a model, which are no pipeline runs, newest first. (limit)
+# A page of estimates and single uses of a model, which are no pipeline runs, newest first. (limit, offset)
 OTHER_WORK = """
-SELECT run, label, state, started, seconds, error FROM steps SEMI JOIN (FROM runs WHERE NOT pipeline) USING (run)
-ORDER BY started DESC LIMIT ?
+SELECT run, label, state, started, seconds, error, count(*) OVER () AS total
+FROM steps SEMI JOIN (FROM runs WHERE NOT pipeline) USING (run) ORDER BY started DESC, run LIMIT ? OFFSET ?
 """
 # The newest value of a metric. (executions, name)
 LAST_VALUE = """
@@ -171,6 +227,22 @@ _STEPS = "TRY_CAST(value[3] AS BIGINT) + 1 AS round, TRY_CAST(value[4] AS BIGINT
 _FILE_STEPS = _STEPS.replace(" AS step", " + 1 AS step")
 # Samples during pretraining are grouped by prompt, over all steps.
 _NO_STEPS = "NULL::BIGINT AS round, NULL::BIGINT AS step"
+
+
+def found_runs(order: str = "newest first") -> str:
+    """SQL for a page of the pipeline runs that fit a search, in one of `RUN_ORDERS`.
+
+    Parameters: the words of the search in lower case (`words_of`), rows per page, first row.
+    """
+    scores = _NO_SCORES
+    if "score" in RUN_ORDERS[order]:  # reading all scores takes longer than all else
+        scores = _LAST_SCORES.format(benchmarks=list(table_1_benchmarks()), stages=list(TRAINED))
+    return _FOUND_RUNS.format(order=RUN_ORDERS[order], scores=scores)
+
+
+def words_of(search: str) -> list[str]:
+    """The words of a search, in lower case, each of which must be found. Arrows and other signs are no words."""
+    return [word for word in search.lower().split() if any(map(str.isalnum, word))]
 
 
 def texts(source: str, order: str = "as they came", which: str = "any") -> str:

@@ -108,26 +108,9 @@ def show_pages(
     files: bool = False,
     unit: str = "texts",
 ) -> None:
-    """Draw one page of `queries.texts` or `queries.groups`, with paging buttons. A changed query starts at page 1."""
-    # The page number belongs to one query: another search or filter begins at page 1.
-    key, identity = f"page-{name}", (sql, repr(parameters))
+    """Draw one page of `queries.texts` or `queries.groups`, with paging buttons."""
     size = queries.GROUPS_PAGE if unit != "texts" else queries.PAGE
-    page = int(st.session_state[key][1]) if st.session_state.get(key, (None, 0))[0] == identity else 0
-    rows = shared.query(sql, *parameters, size, page * size, files=files)
-    if not rows and page:  # there are fewer texts than before
-        page = 0
-        rows = shared.query(sql, *parameters, size, 0, files=files)
-    count = rows[0]["total"] if rows else 0
-    last = max(1, -(-count // size))
-    with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
-        before = st.button("Previous", disabled=page == 0, key=f"earlier-{name}")
-        st.caption(f"{count:,} {unit}, page {page + 1:,} of {last:,}", width="content")
-        after = st.button("Next", disabled=page + 1 >= last, key=f"later-{name}")
-    # Set before the redraw, because the buttons are drawn after the rows of the old page have been read.
-    if before or after:
-        st.session_state[key] = (identity, page + int(after) - int(before))
-        st.rerun(scope="fragment")
-    if rows:
+    if rows := shared.search_rows(name, sql, *parameters, size=size, files=files, unit=unit):
         show(rows)
 
 

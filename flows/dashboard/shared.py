@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json
@@ -27,6 +28,7 @@ from nautile.configs.changes import describe_changes, read_changes
 from nautile.flows.dashboard import queries
 from nautile.flows.operate import run_actions
 from nautile.flows.run_state import (
+    LIVE,
     RUNS,
     STEPS,
     RunState,
@@ -61,7 +63,6 @@ LOOKS = {
 STATE_MARKS = {state: f"{sign} {words}" for state, (sign, words, _, _) in LOOKS.items()}
 
 OTHER_LOOK = ("#333333", "#ffffff")  # text colour and background of a state that has no entry in LOOKS
-MOST_ARTIFACTS = 200  # newest artifacts in the picker of a page
 
 
 @dataclass(frozen=True)
@@ -137,16 +138,48 @@ def _cached(root: str, sql: str, parameters: list[Any], files: bool) -> list[Cat
         return reader(sql, *parameters)
 
 
-def run_summaries(most: int = queries.MOST_RUNS) -> list[CatalogRow]:
-    """The rows of `RUNS` for the newest `most` runs, each with its `current_state` (`run_state.state_of`)."""
+def with_states(rows: Sequence[CatalogRow]) -> list[CatalogRow]:
+    """The rows of runs, each with its `current_state` (`run_state.state_of`)."""
     store = open_store()
     waiting = questions_by_run(store)
-    return [row | {"current_state": state_of(row, store, waiting)} for row in query(RUNS, most)]
+    return [row | {"current_state": state_of(row, store, waiting)} for row in rows]
 
 
-def run_titles() -> dict[str, str]:
-    """Run id -> its title, newest first."""
-    return {row["run"]: _title(row) for row in run_summaries()}
+def live_runs() -> list[str]:
+    """The runs that work or wait for an answer, however many have begun since."""
+    rows = query(queries.LIVE_RUNS, list(questions()))
+    return [row["run"] for row in with_states(rows) if row["current_state"] in LIVE]
+
+
+def run_titles(search: str = "", wanted: Sequence[str] = ()) -> tuple[dict[str, str], int]:
+    """Run id -> its title: the newest `LISTED` that fit the search, and the `wanted` ones; and how many fit it."""
+    rows = query(queries.found_runs(), queries.words_of(search), queries.LISTED, 0)
+    total = rows[0]["total"] if rows else 0
+    listed = {row["run"] for row in rows}
+    more = [row for run in dict.fromkeys(wanted) if run not in listed for row in query(queries.ONE_RUN, run)]
+    return {row["run"]: _title(row) for row in with_states([*more, *rows])}, total
+
+
+def offered_runs(key: str, wanted: Sequence[str] = (), place: DeltaGenerator | None = None) -> dict[str, str]:
+    """Run id -> title of the runs that a picker offers, the `wanted` ones among them.
+
+    Where the store has more than a picker can list, a field above it searches the others.
+    """
+    _, total = run_titles()
+    if total <= queries.LISTED:
+        return run_titles("", wanted)[0]
+    search = (place or st).text_input(
+        "Find a run",
+        key=f"find-{key}",
+        placeholder=f"name, setting, tag, note: {total:,} runs",
+        help=f"The list has the newest {queries.LISTED} that fit. Each word must be in the run's id, name, changed "
+        "settings, state, tags or note.",
+    )
+    titles, fitting = run_titles(search, wanted)
+    (place or st).caption(
+        f"{fitting:,} fit" + (f", the newest {queries.LISTED} are listed" if fitting > queries.LISTED else "")
+    )
+    return titles
 
 
 def _title(row: CatalogRow) -> str:
@@ -157,20 +190,21 @@ def _title(row: CatalogRow) -> str:
     return visible(" · ".join(part for part in parts if part))
 
 
-def choose_run(titles: dict[str, str]) -> str | None:
+def choose_run() -> str | None:
     """The run picked in the sidebar, by default the one in the address, else the newest with content.
 
     None without runs. It is written to the address, so that a reload and a shared link show the same run.
     """
     requested = st.query_params.get("run", "")
+    titles = offered_runs("run", [requested] if requested else [], st.sidebar)
     if requested and requested not in titles and query(STEPS, requested):
-        titles = {requested: requested, **titles}  # older than the listed runs, or not a pipeline's run
+        titles = {requested: requested, **titles}  # not a pipeline's run
     if not titles:
         return None
     if requested in titles:
         first = requested
     else:
-        newest = newest_with_content(query(RUNS, queries.MOST_RUNS))
+        newest = newest_with_content(query(RUNS, queries.LISTED))
         first = newest["run"] if newest and newest["run"] in titles else next(iter(titles))
     # Without a key, Streamlit resets the selection whenever a run begins or changes its state.
     run = st.sidebar.selectbox(
@@ -225,23 +259,75 @@ def prefect_link(run: str) -> str | None:
     return f"{root}/runs/flow-run/{run}" if base else None
 
 
-def choose_artifact(kind: str, label: str, key: str, most: int, first: Sequence[str] = ()) -> CatalogRow | None:
-    """The artifact of `kind` picked on the page, from the newest `most` that are not replaced; None if there are none.
+def choose_artifact(
+    kind: str,
+    label: str,
+    key: str,
+    first: Sequence[str] = (),
+    replaced: bool = False,
+    begin: str = "",
+    placeholder: str | None = None,
+) -> CatalogRow | None:
+    """The artifact of `kind` ("": of any) picked on the page, at first `begin`; None if none is there, or is picked.
 
-    Artifacts of the executions in `first` are listed first.
+    The newest `LISTED` are offered; where there are more, a field above the list searches the others. Artifacts of the
+    executions in `first` come first. `replaced`: offer those too that a forced run has replaced. With a
+    `placeholder` none is picked at first.
     """
-    rows = [row for row in query(queries.ARTIFACTS, kind, kind, most) if not row["replaced"]]
-    by_id = {row["id"]: row for row in sorted(rows, key=lambda row: row["execution"] not in first)}
-    if not by_id:
+
+    def rows_of(search: str) -> list[CatalogRow]:
+        words = queries.words_of(search)
+        return query(queries.ARTIFACTS, kind, kind, not replaced, words, list(first), queries.LISTED, 0)
+
+    rows = rows_of("")
+    if not rows:
         return None
-    return by_id[st.selectbox(label, list(by_id), key=key) or next(iter(by_id))]
+    if (total := rows[0]["total"]) > queries.LISTED:
+        search = st.text_input(
+            "Find an artifact",
+            key=f"find-{key}",
+            placeholder=f"id, stage or run: the list has {queries.LISTED} of {total:,}",
+        )
+        rows = rows_of(search)
+        if not rows:
+            st.caption("No artifact fits the search.")
+            return None
+    by_id = {row["id"]: row for row in rows}
+    index = list(by_id).index(begin) if begin in by_id else None if placeholder else 0
+    picked = st.selectbox(label, list(by_id), index=index, placeholder=placeholder, key=key)
+    # One that is not listed any more is the one before a new search.
+    return by_id.get(picked, rows[0]) if picked else None
+
+
+def search_rows(
+    name: str, sql: str, *parameters: Any, size: int, files: bool = False, unit: str = "texts"
+) -> list[CatalogRow]:
+    """Draw the paging buttons of a query with a `total`, `LIMIT` and `OFFSET`; returns the rows of the page shown."""
+    # The page number belongs to one query: another search or filter begins at page 1.
+    key, identity = f"page-{name}", (sql, repr(parameters))
+    page = int(st.session_state[key][1]) if st.session_state.get(key, (None, 0))[0] == identity else 0
+
+    def turn(to: int) -> None:
+        st.session_state[key] = (identity, to)
+
+    rows = query(sql, *parameters, size, page * size, files=files)
+    if not rows and page:  # there are fewer rows than before
+        page = 0
+        rows = query(sql, *parameters, size, 0, files=files)
+    count = rows[0]["total"] if rows else 0
+    last = max(1, -(-count // size))
+    with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
+        st.button("Previous", disabled=page == 0, key=f"earlier-{name}", on_click=turn, args=(page - 1,))
+        st.caption(f"{count:,} {unit}, page {page + 1:,} of {last:,}", width="content")
+        st.button("Next", disabled=page + 1 >= last, key=f"later-{name}", on_click=turn, args=(page + 1,))
+    return rows
 
 
 def use_page(chosen: ChosenRun | None, stage: str, kind: str, title: str, made_by: str) -> CatalogRow | None:
     """Begin the page of a use of a model: title and artifact picker; without artifacts, the command `made_by`."""
     st.title(title)
     own = chosen.executions(stage) if chosen else []
-    artifact = choose_artifact(kind, title, title.lower(), MOST_ARTIFACTS, own)
+    artifact = choose_artifact(kind, title, title.lower(), own)
     if artifact is None:
         st.caption(f"No {title.lower()} in the store yet: `{made_by}` makes one.")
     return artifact

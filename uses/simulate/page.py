@@ -14,14 +14,13 @@ from nautile.flows.dashboard.shared import ChosenRun
 from nautile.store.mirror import open_store
 from nautile.uses.simulate.tables import ARMS, NOT_FOR, NOTHING_TO_COMPARE, people_counts, score_rows
 
-MOST = 200  # newest simulations in the picker
 SHOWN = ("model", "humans", "overall", "regression", "forest", "majority", "uniform")
 SHORT = {"model": "the model", "overall": "all humans"}
 
 
 def page(chosen: ChosenRun | None) -> None:
     st.title("Surveys")
-    artifact = shared.choose_artifact("opinions", "Simulated survey", "survey", MOST)
+    artifact = shared.choose_artifact("opinions", "Simulated survey", "survey")
     if artifact is None:
         st.caption("No simulated survey in the store yet: `nautile simulate SURVEY CHECKPOINT` makes one.")
         return

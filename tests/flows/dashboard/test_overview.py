@@ -17,7 +17,8 @@ from nautile.flows.dashboard.overview import (
     table_of_runs,
     verdict,
 )
-from nautile.flows.dashboard.shared import STATE_MARKS, chosen_run, run_summaries
+from nautile.flows.dashboard.queries import LISTED, found_runs
+from nautile.flows.dashboard.shared import STATE_MARKS, chosen_run, query, with_states
 from nautile.flows.run_state import StepState
 from nautile.store.catalog import Catalog
 from nautile.store.events import EventWriter
@@ -53,6 +54,11 @@ def evaluated(store, word, share, files=None, **fields):
     emit("metric", name="evaluate/held_out/accuracy", step=0, value=share)
     emit.close()
     return made
+
+
+def listed_runs():
+    """The first page of the table of runs."""
+    return with_states(query(found_runs(), [], LISTED, 0))
 
 
 def cards(shown):
@@ -146,7 +152,7 @@ def test_the_table_of_runs_has_changes_scores_settings_and_notes(store, monkeypa
     write_row(store, "note", {"id": "r1", "text": "kept <b>", "tags": ["low"]})
     Catalog(store).ingest()
     monkeypatch.setenv("NAUTILE_STORE", str(store.root))
-    rows = {row["show"]: row for row in table_of_runs(run_summaries(), ["reason.policy.steps", "no.such"], "r1")}
+    rows = {row["show"]: row for row in table_of_runs(listed_runs(), ["reason.policy.steps", "no.such"], "r1")}
     first, second = rows["/?run=r1"], rows["/?run=r2"]
     assert (first["score"], first["after"], first["difference"]) == (50.0, "align", None)
     assert (second["score"], second["after"], second["difference"]) == (12.5, "pretrain", -12.5)
@@ -207,7 +213,7 @@ def test_a_run_keeps_its_score_when_a_forced_run_has_replaced_its_evaluation(sto
         planned(store, [label], run=run, state="done")
     Catalog(store).ingest()
     monkeypatch.setenv("NAUTILE_STORE", str(store.root))
-    scores = {row["show"]: row["score"] for row in table_of_runs(run_summaries(), [], "r1")}
+    scores = {row["show"]: row["score"] for row in table_of_runs(listed_runs(), [], "r1")}
     assert scores == {"/?run=r1": 25.0, "/?run=r2": 75.0}
     shares = {}
     for run in ("r1", "r2"):

@@ -18,12 +18,11 @@ from nautile.flows.dashboard.curves import Display, Line, chart, last_values
 from nautile.flows.dashboard.evaluations import history, measured_only
 from nautile.flows.dashboard.pages import PAGES
 from nautile.flows.dashboard.shared import prefect_link, split_thinking
-from nautile.flows.run_state import RUN_COUNT, RUNS, STEPS
+from nautile.flows.run_state import RUNS, STEPS
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog, query_files
 from nautile.store.events import EventWriter
 from nautile.store.views import LINEAGE_WITH_CALLS
-from nautile.tasks.engine.attempt_log import write_row
 from nautile.tasks.reinforce import reason
 from tests.support.pages.parts import cells, shown_page
 
@@ -153,7 +152,7 @@ def test_a_short_curve_is_shown_as_measured(made):
     store, _ = made
     catalog = Catalog(store)
     catalog.ingest()
-    run = catalog.query(RUNS, [queries.MOST_RUNS])[0]["run"]
+    run = catalog.query(RUNS, [queries.LISTED])[0]["run"]
     executions = [row["execution"] for row in catalog.query(STEPS, [run])]
     names = [row["name"] for row in catalog.query(queries.METRIC_NAMES, [executions])]
     rows = catalog.query(queries.CURVES, [executions, names, queries.POINTS])
@@ -245,35 +244,6 @@ def test_a_card_shows_text_literally_with_its_verdict_and_equal_answers_once():
         assert text in html
     assert html.count("cut off at the limit") == 1
     assert '<span class="token" title="special token">im_end</span>' in html
-
-
-def test_a_run_older_than_the_listed_ones_keeps_its_page_and_the_list_says_so(store):
-    runs = queries.MOST_RUNS + 2
-    for index in range(runs):
-        begun = f"2026-11-22T12:{index // 60:02}:{index % 60:02}+00:00"
-        row = {"id": f"p{index}", "run": f"r{index}", "config": "toy", "state": "done", "steps": [], "started": begun}
-        write_row(store, "plan", row)
-    catalog = Catalog(store)
-    catalog.ingest()
-    assert len(catalog.query(RUNS, [queries.MOST_RUNS])) == queries.MOST_RUNS
-    (oldest,) = catalog.query(queries.ONE_RUN, ["r0"])
-    assert oldest["run"] == "r0"
-    assert catalog.query(RUN_COUNT) == [{"runs": runs}]
-
-
-def test_the_evaluations_of_a_run_are_read_however_many_newer_ones_there_are(store):
-    catalog = Catalog(store)
-    catalog.ingest()
-    made = "INSERT INTO artifacts (id, kind, key, execution, created, superseded) VALUES (?, 'evaluation', ?, ?, ?, 0)"
-    with duckdb.connect(str(store.catalog_path)) as connection:
-        for index in range(250):
-            connection.execute(
-                made, [f"evaluation/{index}", str(index), f"e{index}", f"2026-11-22 12:00:00.{index:03}"]
-            )
-    rows = catalog.query(queries.EVALUATIONS, [["e0"]])
-    assert [row["execution"] for row in rows[:2]] == ["e0", "e249"]
-    assert len(rows) == 200
-    assert {row["total"] for row in rows} == {250}
 
 
 def test_a_lineage_is_drawn_as_a_graph(made):

@@ -16,15 +16,23 @@ def _draw(page: str, of_a_run: bool) -> None:
     from nautile.flows.dashboard import shared
     from nautile.flows.dashboard.pages import PAGES
 
-    PAGES[page].draw(shared.chosen_run(shared.choose_run(shared.run_titles())) if of_a_run else None)
+    PAGES[page].draw(shared.chosen_run(shared.choose_run()) if of_a_run else None)
 
 
-def shown_page(store: Store, page: str, patch: pytest.MonkeyPatch, of_a_run: bool = True) -> AppTest:
-    """The page over a store, without a fault."""
+def page_of(store: Store, page: str, patch: pytest.MonkeyPatch, of_a_run: bool = True, **address: str) -> AppTest:
+    """The page over a store with these parameters in its address, not drawn yet."""
     if store.root.exists():
         Catalog(store).ingest()
     patch.setenv("NAUTILE_STORE", str(store.root))
-    shown = AppTest.from_function(_draw, kwargs={"page": page, "of_a_run": of_a_run}, default_timeout=240).run()
+    shown = AppTest.from_function(_draw, kwargs={"page": page, "of_a_run": of_a_run}, default_timeout=240)
+    for name, value in address.items():
+        shown.query_params[name] = value
+    return shown
+
+
+def shown_page(store: Store, page: str, patch: pytest.MonkeyPatch, of_a_run: bool = True, **address: str) -> AppTest:
+    """The page of `page_of`, drawn without a fault."""
+    shown = page_of(store, page, patch, of_a_run, **address).run()
     assert not shown.exception
     return shown
 
