@@ -1,18 +1,22 @@
 """The page Compare: the chosen run with another run, or the arms of a sweep."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 import streamlit as st
+from markupsafe import Markup
 
 from nautile.common.errors import ConfigError
+from nautile.common.text import counted, visible
 from nautile.configs.changes import Change, describe_changes
-from nautile.flows.dashboard import cards, curves, shared
-from nautile.flows.dashboard.curves import Display, Line
+from nautile.evals.benchmarks.registry import title_of
+from nautile.evals.scoring.over_seeds import lead, summary
+from nautile.flows.dashboard import cards, curves, queries, shared
+from nautile.flows.dashboard.curves import Line
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
 from nautile.flows.dashboard.shared import ChosenRun
-from nautile.flows.run_state import STEPS
+from nautile.flows.run_state import STEPS, scores_of
 from nautile.flows.sweep.comparisons import compare_runs, gain_lines, seed_lines, step_cells
 from nautile.flows.sweep.report import (
     metric_cells,
@@ -23,24 +27,26 @@ from nautile.flows.sweep.report import (
     spread_lines,
     sweep_report,
 )
-from nautile.store.catalog import CatalogBusy
+from nautile.store.catalog import CatalogBusy, CatalogRow
 from nautile.store.mirror import open_store
 
 CACHE_S = 10.0  # a comparison reads files of answers, so its result is cached
-TWO_RUNS, SWEEP = "Two runs", "A sweep"
+TWO_RUNS, SEVERAL, SWEEP = "Two runs", "Several runs", "A sweep"
+MOST_FIELDS = 6  # settings in the table of several runs
 
 
 def page(chosen: ChosenRun | None) -> None:
-    """Draw the page: two runs side by side, or the tables of a sweep."""
+    """Draw the page: two runs side by side, several in a table, or the tables of a sweep."""
     st.title("Compare")
     sweeps = saved_sweeps(open_store())
-    views = [TWO_RUNS, *([SWEEP] if sweeps else [])]
-    view = TWO_RUNS
-    if len(views) > 1:
-        view = st.segmented_control("What", views, default=TWO_RUNS, key="view", bind="query-params") or TWO_RUNS
-    else:
+    views = [TWO_RUNS, SEVERAL, *([SWEEP] if sweeps else [])]
+    view = st.segmented_control("What", views, default=TWO_RUNS, key="view", bind="query-params") or TWO_RUNS
+    if not sweeps:
         st.caption("`nautile sweep FILE` makes many runs from one file; its table will be here as well.")
     try:
+        if view == SEVERAL:
+            _several(chosen)
+            return
         if view == SWEEP:
             _sweep(sweeps)
         else:
@@ -66,7 +72,10 @@ def _two_runs(chosen: ChosenRun | None) -> None:
     # The address may name a run that is gone.
     other = other if other in titles else next(iter(titles))
     st.query_params["with"] = other
-    verdict = right.segmented_control("Verdict", ["strict", "lenient"], default="strict", key="graded") or "strict"
+    verdicts = ["strict", "lenient"]
+    verdict = (
+        right.segmented_control("Verdict", verdicts, default="strict", key="graded", bind="query-params") or "strict"
+    )
     left.caption("B is the run that is chosen in the sidebar.")
     comparison = _compared(str(open_store().root), other, chosen.run, verdict)
     st.subheader("Settings")
@@ -115,7 +124,7 @@ def _curves(comparison: dict[str, Any], a: str, b: str) -> None:
         return
     st.subheader("Curves")
     stages = list(measured)
-    stage = st.segmented_control("Step", stages, default=stages[0], key="curves") or stages[0]
+    stage = st.segmented_control("Step", stages, default=stages[0], key="curves", bind="query-params") or stages[0]
     metrics = measured.get(stage, [])
     lines = {
         row["execution"]: Line(f"{side}: {comparison['runs'][side.lower()]['name']}", run, stage)
@@ -123,8 +132,94 @@ def _curves(comparison: dict[str, Any], a: str, b: str) -> None:
         for row in shared.query(STEPS, run)
         if row["label"] == stage and row["execution"]
     }
-    selected = curves.choose_metrics(metrics, f"metrics of {stage}")
-    curves.draw({name: (name,) for name in selected}, lines, Display())
+    _draw_curves(stage, metrics, lines)
+
+
+def _draw_curves(stage: str, metrics: Sequence[str], lines: dict[str, Line]) -> None:
+    selected = curves.choose_metrics(metrics, f"metrics-{stage}")
+    curves.draw({name: (name,) for name in selected}, lines, curves.settings(tokens=False))
+
+
+def _several(chosen: ChosenRun | None) -> None:
+    """Any number of runs, each a row, or each group of those with the same value of a setting; then their curves."""
+    titles = curves.choose_compared(chosen) if chosen else {}
+    if len(titles) < 2:
+        st.caption("Choose the runs to compare with the one in the sidebar; the address keeps them.")
+        return
+    groups = curves.choose_groups(list(titles))
+    st.subheader("Scores")
+    scores = scores_of(shared.query, list(titles))
+    measured = dict.fromkeys((row["after"], row["benchmark"]) for stage in scores.values() for row in stage.values())
+    if groups:
+        cards.show(_group_tables(list(measured), groups, scores))
+        st.caption("Over seeds: a seed of a group counts once, and runs that share an evaluation are one measurement.")
+    else:
+        cards.show([_run_table(list(measured), titles, scores)])
+    steps = {run: shared.query(STEPS, run) for run in titles}
+    labels = dict.fromkeys(row["label"] for rows in steps.values() for row in rows if row["execution"])
+    lines = {label: curves.lines_of(titles, groups, "", label) for label in labels}
+    metrics = {label: curves.metric_names(own) for label, own in lines.items() if len(own) > 1}
+    # An evaluation measures one value each, which is in the table.
+    stages = [label for label, names in metrics.items() if names and not label.startswith("evaluate")]
+    if stages:
+        st.subheader("Curves")
+        stage = st.segmented_control("Step", stages, default=stages[0], key="curves", bind="query-params") or stages[0]
+        _draw_curves(stage, metrics[stage], lines[stage])
+
+
+def _run_table(
+    measured: Sequence[tuple[str, str]], titles: Mapping[str, str], scores: Mapping[str, Mapping[str, CatalogRow]]
+) -> Markup:
+    """A row for each run: its score after each stage, and the settings that differ."""
+    fields = curves.settings_that_differ(shared.query(queries.WHOLE_SETTINGS, list(titles)))
+    rows = shared.query(queries.RUN_SETTINGS, [f"$.{field}" for field in fields[:MOST_FIELDS]], list(titles))
+    values = {row["run"]: row["chosen"] for row in rows}
+    body = []
+    for run, title in titles.items():
+        own = {(row["after"], row["benchmark"]): row["accuracy"] for row in scores.get(run, {}).values()}
+        cells = [f"{100 * own[place]:.1f} %" if place in own else "" for place in measured]
+        chosen = values.get(run, [None] * len(fields[:MOST_FIELDS]))
+        body.append([cards.link(shared.page_link("", run=run), title), *cells, *(visible(x or "", 60) for x in chosen)])
+    more = len(fields) - MOST_FIELDS
+    caption = f"{counted(more, 'more setting')} differ: choose one to group by." if more > 0 else ""
+    heads = [f"after {after}, {title_of(benchmark)}" for after, benchmark in measured]
+    return cards.table(["run", *heads, *fields[:MOST_FIELDS]], body, caption)
+
+
+def _group_tables(
+    measured: Sequence[tuple[str, str]], groups: Mapping[str, str], scores: Mapping[str, Mapping[str, CatalogRow]]
+) -> Iterator[Markup]:
+    """For each stage and benchmark a row a group: mean, interval and spread over seeds, and the lead over the first."""
+    seeds = {
+        row["run"]: row["chosen"][0] or "0" for row in shared.query(queries.RUN_SETTINGS, ["$.seed"], list(groups))
+    }
+    for after, benchmark in measured:
+        values: dict[str, dict[str, float]] = {group: {} for group in groups.values()}
+        evaluations: set[str] = set()
+        for run, group in groups.items():
+            row = scores.get(run, {}).get(after)
+            if row and row["benchmark"] == benchmark and row["evaluation"] not in evaluations:
+                evaluations.add(row["evaluation"])
+                # Of two runs with one seed the first counts, as one measurement of that seed.
+                values[group].setdefault(seeds.get(run, run), row["accuracy"])
+        body = [[group, *_group_cells(own, next(iter(values.values())))] for group, own in values.items()]
+        heads = ["group", "seeds", "mean", "95 % over seeds", "spread", "over the first group, points [95 %]"]
+        yield cards.table(heads, body, f"After {after}, {title_of(benchmark)}")
+
+
+def _group_cells(own: dict[str, float], first: dict[str, float]) -> list[str]:
+    if not own:
+        return ["0", "not evaluated", "", "", ""]
+    over = summary(own)
+    interval = f"{100 * over.low:.1f} to {100 * over.high:.1f} %" if None not in (over.low, over.high) else "not known"
+    spread = f"{100 * over.deviation:.1f} points" if over.deviation is not None else "one seed"
+    lead_text = ""
+    if own is not first and own.keys() & first.keys():
+        test = lead(first, own)
+        lead_text = f"{100 * test.lead:+.1f}"
+        if test.low is not None and test.high is not None:
+            lead_text += f" [{100 * test.low:+.1f}, {100 * test.high:+.1f}], {len(test.seeds)} seeds"
+    return [f"{len(own)}", f"{100 * over.mean:.1f} %", interval, spread, lead_text]
 
 
 def _sweep(sweeps: dict[str, dict[str, Any]]) -> None:

@@ -4,6 +4,8 @@ The specifications are written as plain dicts: building them with a chart librar
 page of curves.
 """
 
+import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,16 +14,34 @@ import streamlit as st
 
 Spec = dict[str, Any]
 COLOURS = {"scheme": "tableau10"}
+# Colours of runs, distinct on a light and on a dark page.
+PALETTE = (
+    *("#4c78a8", "#f58518", "#e45756", "#72b7b2", "#54a24b", "#b89a1f", "#b279a2", "#ff7f9f", "#9d755d", "#7f8c8d"),
+    *("#1f9ed1", "#c0622f", "#8a6ee0", "#2f9e74", "#d6409f", "#6f8f1f"),
+)
 BELOW = {"orient": "bottom", "title": None}  # legend below the chart: at its side it takes half of a phone's width
 WHOLE = {"tickMinStep": 1, "format": ",d"}  # axis of counts
 ROW = {"step": 28}  # height per bar, in pixels
-LEGEND_ROW = 18  # height per row of a legend, in pixels
 ZOOM = {"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}
 
 
 def shade(light: str, dark: str) -> str:
     """A colour of a mark, by the page that it is drawn on; Streamlit itself colours texts, axes and grids of charts."""
     return dark if st.context.theme.type == "dark" else light
+
+
+def colours_of(runs: Iterable[str], known: dict[str, int]) -> dict[str, str]:
+    """Run -> its colour: by its id, whatever its place; the next free one where two runs beside each other would share.
+
+    `known`: the places in `PALETTE` that were given before, which a run keeps; it is added to.
+    """
+    taken: set[int] = set()
+    count = len(PALETTE)
+    for run in runs:
+        first = known.get(run, zlib.crc32(run.encode()) % count)
+        known[run] = next(((first + at) % count for at in range(count) if (first + at) % count not in taken), first)
+        taken.add(known[run])
+    return {run: PALETTE[known[run]] for run in runs}
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,15 @@ WITH chosen AS (
     WHERE list_contains(?, execution) AND list_contains(?, name) AND isfinite(value)),
 spans AS (SELECT name, min(step) AS lowest, greatest(1, max(step) - min(step)) AS span FROM chosen GROUP BY name)
 SELECT c.execution, c.name, c.source, max(c.step) AS step, avg(c.value) AS value,
-    min(c.value) AS low, max(c.value) AS high, count(*) AS points, epoch(max(c.time)) AS at
+    min(c.value) AS low, max(c.value) AS high, count(*) AS points, epoch(max(c.time)) AS at,
+    floor((c.step - lowest) * ? / span) AS bucket  -- of steps, the same of all executions
 FROM chosen c JOIN spans USING (name)
-GROUP BY c.execution, c.name, c.source, floor((c.step - lowest) * ? / span) ORDER BY ALL
+GROUP BY c.execution, c.name, c.source, bucket ORDER BY ALL
+"""
+# All that was measured of them, for a file. (executions, metric names, most rows)
+MEASURED = """
+SELECT run, label AS step_of_run, name AS metric, source, step, value, time FROM metrics
+WHERE list_contains(?, execution) AND list_contains(?, name) ORDER BY ALL LIMIT ?
 """
 # Tokens per training step: its speed times its time. (executions)
 TOKENS_A_STEP = """
@@ -151,6 +157,8 @@ RUN_SETTINGS = """
 SELECT run, list_transform(?, lambda path: json_extract_string(settings, path)) AS chosen FROM runs
 WHERE list_contains(?, run)
 """
+# The whole settings of runs, as JSON; without those that recorded none. (runs)
+WHOLE_SETTINGS = "SELECT run, settings FROM runs WHERE settings IS NOT NULL AND list_contains(?, run)"
 # What runs paid themselves, without reused steps. (runs)
 RUN_COSTS = """
 SELECT run, sum(dollars) AS dollars, sum(chip_dollars) AS chip_dollars FROM steps

@@ -1,12 +1,10 @@
 """Read the texts of a table for a model to label, and write tables of its answers in the same formats."""
 
 import base64
-import csv
-import io
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -15,16 +13,13 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from nautile.common.csv_lines import csv_line, encodable
 from nautile.common.errors import ConfigError
 from nautile.common.files import atomic_path
 from nautile.data.table import Table, as_text, read_table, require_columns
 from nautile.uses.labelled.config import TextsConfig
 from nautile.uses.labelled.rows import several_labels
 
-# Beginnings of a formula in spreadsheets, full-width ones too, and behind a byte-order mark or null bytes, which are no
-# part of a cell; and numbers, which are none though they have a sign.
-_FORMULA = re.compile("(?s)[\0\ufeff]*[=@\uff1d\uff20]|[\t\r\n]|[-+\uff0d\uff0b].")
-_NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]+)?([eE][-+]?[0-9]+)?%?")
 _PLAIN = (bytes, Decimal, date, time, timedelta)
 WRITABLE = (".csv", ".jsonl", ".parquet")
 
@@ -114,32 +109,8 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         elif path.suffix.lower() == ".jsonl":
             temporary.write_text("".join(f"{_json(row)}\n" for row in rows), encoding="utf-8")
         else:
-            lines = [_csv_line(rows[0] if rows else []), *(_csv_line(map(_cell, row.values())) for row in rows)]
+            lines = [csv_line(rows[0] if rows else []), *(csv_line(map(_cell, row.values())) for row in rows)]
             temporary.write_text("".join(lines), encoding="utf-8")
-
-
-def _csv_line(values: Iterable[Any]) -> str:
-    """A row of a CSV."""
-    out = io.StringIO(newline="")
-    # With this line end, carriage returns inside a text are quoted too.
-    csv.writer(out, lineterminator="\r\n").writerow(map(_csv_text, values))
-    return out.getvalue().removesuffix("\r\n") + "\n"
-
-
-def encodable(text: str) -> str:
-    """The text with U+FFFD for each half of a surrogate pair, which UTF-8 has no bytes for."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
-
-
-def _csv_text(value: Any) -> Any:
-    """A cell of a CSV: an apostrophe stands before a text that spreadsheets take for a formula; numbers stay."""
-    if not isinstance(value, str):
-        return value
-    return f"'{encodable(value)}" if _FORMULA.match(value) and not _NUMBER.fullmatch(value) else encodable(value)
 
 
 def _column(values: list[Any]) -> pyarrow.Array:

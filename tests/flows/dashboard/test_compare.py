@@ -43,6 +43,26 @@ def test_two_runs_stand_beside_each_other(page):
     assert shown.query_params["with"] == "toy"
 
 
+def test_several_runs_are_rows_of_one_table_and_groups_have_mean_and_spread(page):
+    page.query_params["view"] = "Several runs"
+    page.query_params["compared"] = "toy"
+    shown = page.run()
+    assert not shown.exception
+    assert not [element.value for element in shown.error]
+    runs, *_ = tables(shown)
+    assert runs[0][0] == "run"
+    assert any(head.startswith("after ") for head in runs[0])
+    assert runs[0][-1] == "reason.policy.steps"
+    assert [row[-1] for row in runs[1:]] == ["3", "30"]
+    assert shown.query_params["compared"] in ("toy", ["toy"])
+    shown = shown.selectbox(key="group").set_value("reason.policy.steps").run()
+    assert not shown.exception
+    groups, *_ = tables(shown)
+    assert groups[0] == ["group", "seeds", "mean", "95 % over seeds", "spread", "over the first group, points [95 %]"]
+    assert groups[1][0] == "reason.policy.steps 3"
+    assert groups[1][4] == "one seed"
+
+
 def test_a_sweep_has_its_table_and_intervals(page, two_runs, tmp_path, toy_stages):
     file = Path(tmp_path / "try.toml")
     file.write_text(f'config = "{TOY}"\n[grid]\n"report.samples" = [4, 5]\n', encoding="utf-8")
