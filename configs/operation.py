@@ -6,7 +6,7 @@ None of this is hashed into keys, because it does not change what a stage writes
 
 import re
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
@@ -154,11 +154,40 @@ else:
     )
 
 
+class Alert(Section):
+    """A message to the webhook of `notify` when the newest value of a metric is above or below a limit.
+
+    It is sent once for each start of a run, whichever of its steps is first beyond the limit.
+    """
+
+    metric: str = Field(min_length=1, max_length=200)  # as in `nautile sql "SELECT DISTINCT name FROM metrics"`
+    above: float | None = Field(default=None, allow_inf_nan=False)
+    below: float | None = Field(default=None, allow_inf_nan=False)
+    step: str = ""  # label of the step, such as align; empty: any
+
+    @model_validator(mode="after")
+    def _has_a_limit(self) -> Self:
+        if self.above is None and self.below is None:
+            raise ValueError(f"the alert on {self.metric} needs a limit: `above` or `below`")
+        if self.above is not None and self.below is not None and self.above < self.below:
+            raise ValueError(f"the alert on {self.metric} fires always: `above` {self.above:g} is less than `below`")
+        return self
+
+    def crossed(self, label: str, value: float) -> str:
+        """Which limit a value of a step is beyond, in words; "" if none, or if the rule is for another step."""
+        if self.step and self.step != label:
+            return ""
+        if self.above is not None and value > self.above:
+            return f"above {self.above:g}"
+        return f"below {self.below:g}" if self.below is not None and value < self.below else ""
+
+
 class OperationConfig(StageOperations):
-    """`[operation.STAGE]`, a section for each stage, and the webhook for notifications."""
+    """`[operation.STAGE]`, a section for each stage, the webhook for notifications, and alerts on metrics to it."""
 
     # The NAME of the environment variable with the URL of a webhook; never the URL itself, which is a secret.
     notify: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")
+    alerts: tuple[Alert, ...] = ()
 
     @field_validator("notify")
     @classmethod
@@ -166,6 +195,12 @@ class OperationConfig(StageOperations):
         if notify and not is_variable_name(notify):
             raise ValueError("it is the NAME of an environment variable, in capital letters, not the URL itself")
         return notify
+
+    @model_validator(mode="after")
+    def _alerts_have_a_receiver(self) -> Self:
+        if self.alerts and not self.notify:
+            raise ValueError("alerts are sent to a webhook: set `notify` to the NAME of the variable with its URL")
+        return self
 
     def of(self, stage: str) -> StageOperation:
         """The section of a stage."""

@@ -126,7 +126,8 @@ def _run(argument: str, overrides: Sequence[str], selection: Selection) -> Outpu
         return retry_command(run_id) if deployment.id else selection.command(words, label)
 
     give_way(config.launch.niceness)
-    with notifying(config.operation.notify, config.name, run_id, resume) as notifier:
+    operation = config.operation
+    with notifying(operation.notify, config.name, run_id, resume, operation.alerts) as notifier:
         try:  # inside `notifying`, so that a deployment's invalid selection sends a message
             run = prepare_run(config, selection, store, words, base)
             check_ray_hosts(store, config.launch, run)

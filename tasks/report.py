@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from nautile.common.curve_checks import curve_warnings
 from nautile.common.errors import ConfigError
 from nautile.common.files import write_json, write_text
 from nautile.common.text import amount, chips_text, dollars, duration, size, visible
@@ -240,7 +241,8 @@ def _stage_sections(data: Facts) -> Iterator[ReportSection]:
         stages = [row for row in data["stages"] if row["stage"] in under]
         before = _each(stages, _tokenizer, _readings, _validation, _without_update, _reward, _judge, _calibrations)
         after = _each(stages, _curricula, _counts, _distillation)
-        yield ReportSection(heading, (*before, *_charts(data["curves"], under), *after))
+        charts = (*_curve_warnings(data["curves"], under), *_charts(data["curves"], under))
+        yield ReportSection(heading, (*before, *charts, *after))
 
 
 def _each(stages: Sequence[Facts], *parts: Callable[[Facts], Iterable[ReportBlock]]) -> Iterator[ReportBlock]:
@@ -303,6 +305,15 @@ def _cell(score: Facts | None) -> str:
         return MISSING
     low, high = score["interval"]
     return f"{100 * score['accuracy']:.1f} [{100 * low:.1f}, {100 * high:.1f}] of {score['n']:,}"
+
+
+def _curve_warnings(
+    curves: Mapping[str, Mapping[str, Mapping[str, Points]]], stages: Mapping[str, Stage]
+) -> Iterator[Paragraph]:
+    """What the curves of these stages do that they should not (`common.curve_checks`)."""
+    for label, measured in curves.items():
+        if label.partition(":")[0] in stages:
+            yield from (Paragraph(f"{label}: {warning.text}") for warning in curve_warnings(measured))
 
 
 def _charts(

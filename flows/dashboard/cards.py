@@ -91,7 +91,7 @@ def group(facts: Iterable[str], prompt: str | None, answers: Iterable[Markup]) -
     """A prompt with its answers side by side."""
     head = Markup('<div class="card-head"><p class="facts">{}</p>{}</div>')
     below = Markup('<div class="cards">{}</div>').format(Markup("").join(answers))
-    about = head.format(" · ".join(facts), literal(prompt, title="prompt"))
+    about = head.format(Markup(" · ").join(facts), literal(prompt, title="prompt"))
     return Markup('<section class="group">{}{}</section>').format(about, below)
 
 

@@ -11,6 +11,7 @@ import streamlit as st
 from markupsafe import Markup
 
 from nautile.common.csv_lines import csv_line
+from nautile.common.curve_checks import CurveWarning, curve_warnings
 from nautile.common.metrics import metric
 from nautile.common.text import counted, size, visible
 from nautile.configs.changes import differences
@@ -137,6 +138,8 @@ def draw(
                 if entry.what
             ]
             st.markdown(f"##### {shared.escaped(heading)}", help="  \n".join(helps) or None)
+            if not groups:
+                _warn(chart_rows, lines)
             figure = chart(chart_rows, lines, display, link, tokens or {}, groups)
             # The last row of each line stays. Screen readers get these numbers in place of the picture.
             last = {(row["execution"], row["name"], row["source"]): row for row in chart_rows}
@@ -155,6 +158,23 @@ def draw(
             mime="text/csv",
             help="Each chart has its picture as PNG, and its table, in the menu at its upper right corner.",
         )
+
+
+def warnings_of(rows: Sequence[CatalogRow]) -> dict[str, list[CurveWarning]]:
+    """Execution -> what its curves do that they should not, of rows of `queries.CURVES`."""
+    curves: dict[str, dict[str, dict[str, list[tuple[float, float]]]]] = {}
+    for row in rows:
+        own = curves.setdefault(row["execution"], {}).setdefault(row["name"], {})
+        own.setdefault(row["source"], []).append((row["step"], row["value"]))
+    return {execution: curve_warnings(own) for execution, own in curves.items()}
+
+
+def _warn(rows: Sequence[CatalogRow], lines: Mapping[str, Line]) -> None:
+    """Draw the warnings about the curves of one chart; of several runs with the name of each."""
+    for execution, found in warnings_of(rows).items():
+        name = f"{lines[execution].name}: " if len(lines) > 1 else ""
+        for warning in found:
+            st.warning(shared.escaped(name + warning.text))
 
 
 def csv_of(executions: Sequence[str], names: Sequence[str]) -> bytes:
@@ -247,7 +267,8 @@ def chart(
         parts = [lines[row["execution"]].name if runs else "", title if names else "", source if sources else ""]
         titles.append(" · ".join(part for part in parts if part) or title)
     table["line"] = titles
-    who = named_apart({execution: lines[execution] for execution in table["execution"].unique()})
+    present = set(table["execution"])
+    who = named_apart({execution: line for execution, line in lines.items() if execution in present})
     table["who"] = table["execution"].map(who) if runs else table["line"]
     titles_of = (metric(row["name"]).title if names else "" for row in rows)
     sources_of = ((row["source"] or "all sources") if sources else "" for row in rows)

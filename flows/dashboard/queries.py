@@ -189,27 +189,37 @@ WHICH = {
     "unfinished": "NOT TRY_CAST(fields->>'finished_thinking' AS BOOLEAN)",
 }
 # Texts with the same prompt, round and step form a group, whose `members` are their fields. The groups of the page are
-# selected first, so that only their texts are read. Parameters: those of the source, then step (twice; empty: all), the
+# selected first, so that only their texts are read. `fitting` says of each member whether it is within the limits; a
+# group without one is left out. Parameters: those of the source, those of `EVERY_ANSWER`, step (twice; empty: all), the
 # text to search (twice), groups per page, first group.
 _GROUPS = """
 WITH source AS ({source}),
+asked AS (SELECT ?::DOUBLE AS reward_from, ?::DOUBLE AS reward_to, ?::BIGINT AS length_from, ?::BIGINT AS length_to,
+    ?::VARCHAR AS digest),
 parsed AS (  -- one extraction for all fields, because each extraction parses the record again
     SELECT "index", fields, json_extract_string(fields, ['$.question', '$.prompt', '$.round', '$.step', '$.reward',
-        '$.length', '$.parts.correct']) AS value
+        '$.length', '$.parts.correct', '$.truncated']) AS value
     FROM source),
 read AS MATERIALIZED (
     SELECT "index", fields, coalesce(value[1], value[2], '') AS prompt, {keys},
         TRY_CAST(value[5] AS DOUBLE) AS reward, TRY_CAST(value[6] AS BIGINT) AS length,
-        coalesce(TRY_CAST(value[7] AS DOUBLE), TRY_CAST(value[5] AS DOUBLE)) AS correct
-    FROM parsed),
+        coalesce(TRY_CAST(value[7] AS DOUBLE), TRY_CAST(value[5] AS DOUBLE)) AS correct,
+        coalesce(TRY_CAST(value[8] AS BOOLEAN), false) AS truncated,
+        coalesce((reward_from IS NULL OR reward >= reward_from) AND (reward_to IS NULL OR reward <= reward_to)
+            AND (length_from IS NULL OR length >= length_from) AND (length_to IS NULL OR length <= length_to)
+            AND {verdict}, false) AS fits
+    FROM parsed, asked
+    WHERE digest = '' OR digest = md5(prompt)),
 grouped AS (
     SELECT round, step, prompt, count(*) OVER () AS total,
         row_number() OVER (ORDER BY {order}, min("index")) AS place FROM read
     WHERE ? = '' OR step = TRY_CAST(? AS BIGINT)
-    GROUP BY round, step, prompt HAVING {which} AND (? = '' OR bool_or(contains(lower(fields::VARCHAR), lower(?))))
+    GROUP BY round, step, prompt
+    HAVING bool_or(fits) AND {which} AND (? = '' OR bool_or(contains(lower(fields::VARCHAR), lower(?))))
     ORDER BY place LIMIT ? OFFSET ?)
 SELECT g.round, g.step, g.prompt, g.total, g.place,
-    list(r.fields ORDER BY r.reward DESC NULLS LAST, r."index") AS members
+    list(r.fields ORDER BY r.reward DESC NULLS LAST, r."index") AS members,
+    list(r.fits ORDER BY r.reward DESC NULLS LAST, r."index") AS fitting
 FROM grouped g JOIN read r ON r.prompt = g.prompt AND r.step IS NOT DISTINCT FROM g.step
     AND r.round IS NOT DISTINCT FROM g.round
 GROUP BY ALL ORDER BY g.place
@@ -227,8 +237,24 @@ GROUP_WHICH = {
     "right and wrong": "min(correct) < 1 AND max(correct) >= 1",
     "all right": "min(correct) >= 1",
     "all wrong": "max(correct) < 1",
-    "with one cut off": "bool_or(TRY_CAST(fields->>'truncated' AS BOOLEAN))",
+    "with one cut off": "bool_or(truncated)",
 }
+# Verdicts on one answer. A mark between right and wrong is neither.
+ANSWERS = {
+    "all answers": "TRUE",
+    "right": "correct >= 1",
+    "wrong": "correct <= 0",
+    "not graded": "correct IS NULL",
+    "cut off": "truncated",
+}
+# Limits of reward (from, to) and length in tokens (from, to), and the MD5 digest of the one prompt to follow.
+EVERY_ANSWER: tuple[float | None, float | None, int | None, int | None, str] = (None, None, None, None, "")
+# The answers to one prompt over the steps. (MD5 digest of the prompt)
+PROMPT_OVER_STEPS = """
+WITH source AS ({source})
+SELECT {step} AS step, avg(TRY_CAST(fields->>'reward' AS DOUBLE)) AS reward, count(*) AS answers FROM source
+WHERE md5(coalesce(fields->>'question', fields->>'prompt', '')) = ? GROUP BY ALL HAVING reward IS NOT NULL ORDER BY step
+"""
 # Steps are numbered from 1, as in the charts. In events they already are; a row of a file has the number of updates
 # before it, from 0, because a resumed stage compares it with the number of steps in its checkpoint.
 _STEPS = "TRY_CAST(value[3] AS BIGINT) + 1 AS round, TRY_CAST(value[4] AS BIGINT) AS step"
@@ -261,10 +287,23 @@ def texts(source: str, order: str = "as they came", which: str = "any") -> str:
     return _TEXTS.format(source=source, which=WHICH[which], order=ORDERS[order])
 
 
-def groups(source: str, order: str = "newest step first", which: str = "all groups", by_step: bool = True) -> str:
+def groups(
+    source: str,
+    order: str = "newest step first",
+    which: str = "all groups",
+    by_step: bool = True,
+    answers: str = "all answers",
+) -> str:
     """SQL for a page of the groups of a `source`, in order, with their `total` number; see `_GROUPS`."""
     keys = (_FILE_STEPS if source == FILE_LINES else _STEPS) if by_step else _NO_STEPS
-    return _GROUPS.format(source=source, which=GROUP_WHICH[which], order=GROUP_ORDERS[order], keys=keys)
+    which, verdict = GROUP_WHICH[which], ANSWERS[answers]
+    return _GROUPS.format(source=source, which=which, order=GROUP_ORDERS[order], keys=keys, verdict=verdict)
+
+
+def prompt_over_steps(source: str) -> str:
+    """SQL for the mean reward of one prompt at each step; parameters: those of the source, and its digest."""
+    step = "TRY_CAST(fields->>'step' AS BIGINT)" + (" + 1" if source == FILE_LINES else "")
+    return PROMPT_OVER_STEPS.format(source=source, step=step)
 
 
 def file_pattern(path: Path) -> str:

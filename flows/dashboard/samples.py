@@ -4,6 +4,7 @@ Texts are searched and sorted in SQL. Samples of a stage are in the catalog whil
 can be read once they are published.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import pandas as pd
 import streamlit as st
 from markupsafe import Markup
 
-from nautile.common.text import dollars
+from nautile.common.text import counted, dollars
 from nautile.flows.dashboard import cards, figures, queries, shared
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
 from nautile.flows.dashboard.shared import ChosenRun
@@ -41,17 +42,54 @@ def rollouts(chosen: ChosenRun | None) -> None:
     if step and not step.isdigit():
         st.warning(f"Step {shared.escaped(step)} is no whole number; all steps are shown.")
         step = ""
+    low, high, short, long, verdict = st.columns(5)
+    limits = (
+        low.number_input("Reward from", value=None, step=0.1, key="reward-from", bind="query-params"),
+        high.number_input("Reward to", value=None, step=0.1, key="reward-to", bind="query-params"),
+        short.number_input("Tokens from", value=None, min_value=0, step=1, key="tokens-from", bind="query-params"),
+        long.number_input("Tokens to", value=None, min_value=0, step=1, key="tokens-to", bind="query-params"),
+    )
+    answers = verdict.selectbox("Answers", queries.ANSWERS, key="answers", bind="query-params")
     source, parameters, files = _source(execution, name)
-    sql = queries.groups(source, order, which)
+    prompt = st.query_params.get("prompt", "")
+    if prompt:  # one prompt over all steps, however the groups were chosen before
+        order, which, step, search = "oldest step first", "all groups", "", ""
+        _over_steps(source, parameters, files, prompt)
+    sql = queries.groups(source, order, which, answers=answers)
     st.caption(
         "A group is one prompt with its answers, the best first. Advantage: the reward above the group's mean, "
         "which is what the policy learns from. Steps are counted as in the charts. " + shared.rewards_of([execution])
     )
 
     def show(rows: Sequence[CatalogRow]) -> None:
-        cards.show(_rollout_group(row) for row in rows)
+        cards.show(_rollout_group(row, "" if prompt else _following(chosen, str(row["prompt"]))) for row in rows)
 
-    show_pages("rollouts", show, sql, *parameters, step, step, search, search, files=files, unit="groups")
+    values = (*parameters, *limits, prompt, step, step, search, search)
+    show_pages("rollouts", show, sql, *values, files=files, unit="groups")
+
+
+def _following(chosen: ChosenRun | None, prompt: str) -> str:
+    """The address of the page with one prompt over all steps."""
+    digest = hashlib.md5(prompt.encode("utf-8", "replace"), usedforsecurity=False).hexdigest()
+    stage = st.query_params.get("stage")
+    return shared.page_link("rollouts", run=chosen.run if chosen else None, stage=stage, prompt=digest)
+
+
+def _over_steps(source: str, parameters: Sequence[Any], files: bool, prompt: str) -> None:
+    """Draw the mean reward of one prompt over the steps, and the way back to all prompts."""
+    rows = shared.query(queries.prompt_over_steps(source), *parameters, prompt, files=files)
+    left, right = st.columns([4, 1], vertical_alignment="center")
+    left.markdown(f"##### One prompt at {counted(len(rows), 'step')}")
+    if right.button("All prompts", key="all-prompts"):
+        del st.query_params["prompt"]
+        st.rerun()
+    if len(rows) > 1:
+        x = quantitative("step", axis=figures.WHOLE, scale={"zero": False, "nice": False})
+        y = quantitative("reward", title="mean reward", scale={"zero": False})
+        tooltip = [quantitative("step"), quantitative("reward", format=".3f"), quantitative("answers")]
+        line = layer({"type": "line", "point": True}, x=x, y=y, tooltip=tooltip)
+        ends = f"{rows[0]['reward']:.2f} at step {rows[0]['step']} to {rows[-1]['reward']:.2f} at {rows[-1]['step']}"
+        Chart(pd.DataFrame(rows), {**line, "height": 160}).show(f"Mean reward of the prompt: {ends}")
 
 
 def training_samples(chosen: ChosenRun | None) -> None:
@@ -80,7 +118,8 @@ def training_samples(chosen: ChosenRun | None) -> None:
         cards.show(_sample_group(row, last) for row in rows)
 
     sql = queries.groups(queries.ALL_SAMPLES, "oldest step first", by_step=False)
-    show_pages("samples", show, sql, executions, "", "", search, search, unit="prompts")
+    values = (executions, *queries.EVERY_ANSWER, "", "", search, search)
+    show_pages("samples", show, sql, *values, unit="prompts")
 
 
 def documents(chosen: ChosenRun) -> None:
@@ -161,12 +200,16 @@ def _files(execution: str) -> dict[str, Path]:
     return files
 
 
-def _rollout_group(row: CatalogRow) -> Markup:
-    """The card of a group: its facts, the prompt, and its answers; equal answers share a card."""
+def _rollout_group(row: CatalogRow, following: str = "") -> Markup:
+    """The card of a group: its facts, the prompt, and its answers that fit the filter; equal answers share a card.
+
+    `following`: the address of the prompt over all steps.
+    """
     members = [fields_of(text) for text in row["members"]]
     # Sampled at a low temperature, half of a group may be one answer; it is shown once, with its count.
     distinct: dict[tuple[Any, ...], list[Fields]] = {}
-    for fields in members:
+    fitting = [fields for fields, fits in zip(members, row["fitting"], strict=True) if fits]
+    for fields in fitting:
         distinct.setdefault((fields.get("text"), fields.get("reward")), []).append(fields)
     graded = [right for fields in members if (right := _right(fields)) is not None]
     rewards = [reward for fields in members if (reward := cards.number(fields, "reward")) is not None]
@@ -176,6 +219,8 @@ def _rollout_group(row: CatalogRow) -> Markup:
     facts += [f"expected {members[0]['expected']}"] if members[0].get("expected") is not None else []
     facts += [f"{sum(graded):,} of {len(graded):,} right"] if graded else []
     facts += [f"mean reward {sum(rewards) / len(rewards):.2f} of 1"] if rewards else ["no rewards"]
+    facts += [f"{len(fitting):,} of {len(members):,} answers fit the filter"] if len(fitting) < len(members) else []
+    facts += [cards.link(following, "this prompt over the steps")] if following else []
     answers = (_rollout(same[0], len(same)) for same in distinct.values())
     return cards.group(facts, row["prompt"], answers)
 

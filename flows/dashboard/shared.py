@@ -316,6 +316,9 @@ def search_rows(
         rows = query(sql, *parameters, size, 0, files=files)
     count = rows[0]["total"] if rows else 0
     last = max(1, -(-count // size))
+    if last == 1:
+        st.caption(f"{count:,} {unit}")
+        return rows
     with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
         st.button("Previous", disabled=page == 0, key=f"earlier-{name}", on_click=turn, args=(page - 1,))
         st.caption(f"{count:,} {unit}, page {page + 1:,} of {last:,}", width="content")

@@ -80,7 +80,8 @@ def evaluation(
         except ConfigError as error:
             return refused(config, error)
         try:
-            with notifying(run_config.operation.notify, run_config.name, run_id, lambda _: retry_command(run_id)):
+            notify, alerts = run_config.operation.notify, run_config.operation.alerts
+            with notifying(notify, run_config.name, run_id, lambda _: retry_command(run_id), alerts):
                 return _evaluate_and_compare(open_store(), run_config, checkpoint, run_id)
         except (ConfigError, Retryable, StageCrash) as error:
             if not deployment.id:

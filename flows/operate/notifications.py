@@ -1,4 +1,4 @@
-"""Webhook messages to the operator: a run failed, finished, waits for an approval or an outage, or nears its budget.
+"""Webhook messages to the operator: a run failed, finished, waits, nears its budget, or a metric is beyond a limit.
 
 `[operation] notify` names the environment variable with the URL of an incoming webhook. Slack, Mattermost and Teams
 show the `text` of a message; its other fields are for programs. A thread sends each event once, with a command that
@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from queue import SimpleQueue
@@ -19,8 +19,10 @@ from typing import Any, Literal
 import httpx
 
 from nautile.common.commands import shell_command
+from nautile.common.metrics import metric
 from nautile.common.retry import Backoff, retry
 from nautile.common.text import counted, visible
+from nautile.configs.operation import Alert
 from nautile.configs.training import TRAINED
 from nautile.evals.benchmarks.registry import title_of
 from nautile.evals.scoring.scores import marked_title
@@ -30,7 +32,7 @@ from nautile.tasks.engine.progress import StageUpdate, subscribe
 
 logger = logging.getLogger(__name__)
 
-Event = Literal["finished", "failed", "waiting", "budget", "outage", "regression"]
+Event = Literal["finished", "failed", "waiting", "budget", "outage", "regression", "alert"]
 
 TIMEOUT_S = 10.0
 FLUSH_S = 20.0  # one message that needs all attempts may take 35 s: it is given up, because the run has ended
@@ -45,8 +47,9 @@ _EVERYBODY = re.compile(r"@(?=(channel|here|all|everyone)\b)", re.IGNORECASE)
 class Notifier:
     """Sends the messages of one flow run in a thread. With an empty `variable` it sends nothing."""
 
-    def __init__(self, variable: str, config: str, run_id: str) -> None:
-        self._variable, self._config, self._run_id = variable, config, run_id
+    def __init__(self, variable: str, config: str, run_id: str, alerts: Sequence[Alert] = ()) -> None:
+        self._variable, self._config, self._run_id, self._alerts = variable, config, run_id, alerts
+        self._alerted: list[Alert] = []  # the rules that a message was sent for
         self._sent: set[tuple[Event, str, str]] = set()
         self._messages: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         # A daemon thread, so that a receiver that never answers does not keep the process alive.
@@ -72,6 +75,7 @@ class Notifier:
         if update.run_id != self._run_id:
             return
         where = f"stage {update.label} of {self._config}"
+        self._check_alerts(update, where)
         if update.question:
             # A step may have two questions: before it begins, and at its budget.
             self.send("waiting", update.question, update.label, topic=update.question)
@@ -91,6 +95,17 @@ class Notifier:
             more = f"For more, stop the run, raise {budgets} and run it again; replies are kept."
             self.send("budget", f"{text}\n{more}", update.label)
 
+    def _check_alerts(self, update: StageUpdate, where: str) -> None:
+        """Send a message for each of `[operation] alerts` that the newest values are beyond, once for each rule."""
+        for rule in [rule for rule in self._alerts if rule not in self._alerted]:
+            value = update.metrics.get(rule.metric)
+            if value is None or not (crossed := rule.crossed(update.label, value)):
+                continue
+            title = metric(rule.metric).title
+            self._alerted.append(rule)
+            text = f"{where}: {title} (`{rule.metric}`) is {value:.4g}, {crossed}."
+            self.send("alert", text, update.label, topic=rule.model_dump_json())
+
     def close(self) -> None:
         """Wait at most FLUSH_S for messages that are not sent yet."""
         self._messages.put(None)
@@ -105,12 +120,15 @@ class Notifier:
 
 
 @contextmanager
-def notifying(variable: str, config: str, run_id: str, resume: Callable[[str], str]) -> Iterator[Notifier]:
+def notifying(
+    variable: str, config: str, run_id: str, resume: Callable[[str], str], alerts: Sequence[Alert] = ()
+) -> Iterator[Notifier]:
     """Send the events of a flow run during the block, and its failure if the block raises.
 
+    `alerts`: rules on the newest values of metrics, as far as a step shows them while it works.
     `resume`: label -> the command that resumes the run from that step, or empty. `StageFailed` sends one per step.
     """
-    notifier = Notifier(variable, config, run_id)
+    notifier = Notifier(variable, config, run_id, alerts)
     unsubscribe = subscribe(notifier.on_update)
     try:
         yield notifier

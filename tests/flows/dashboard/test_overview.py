@@ -251,6 +251,21 @@ def test_a_stage_that_made_no_update_needs_a_person(store, monkeypatch):
     assert "all 8 groups had equal rewards" in concern.text
 
 
+def test_a_curve_that_does_what_it_should_not_needs_a_person_and_stands_beside_its_chart(store, monkeypatch):
+    planned(store, ["pretrain"], state="done")
+    attempted(store, "pretrain", "done")
+    emit = EventWriter(store.root / "events" / "curve.jsonl", "e-pretrain", stage="pretrain")
+    for step, loss in enumerate([6.0, 4.6, 8.4]):
+        emit("metric", name="validation_loss", step=step, value=loss, source="web")
+        emit("metric", name="validation_loss", step=step, value=6.0 - step, source="synth")
+    emit.close()
+    shown = shown_page(store, "overview", monkeypatch)
+    assert cards(shown) == ["**! Curves of pretrain to look at**"]
+    assert any("of web rose from 4.6 at step 1 to 8.4 at step 2" in text for text in literals(shown))
+    shown = shown_page(store, "training", monkeypatch)
+    assert ["of web rose" in element.value for element in shown.warning] == [True]
+
+
 @pytest.mark.parametrize(("seconds", "form"), [(0, "%H:%M:%S"), (300, "%H:%M:%S"), (3600, "%d %b %H:%M")])
 def test_the_labels_of_a_time_axis_do_not_repeat(seconds, form):
     times = pd.to_datetime(pd.Series([0.0, float(seconds)]), unit="s")

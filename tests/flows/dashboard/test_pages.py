@@ -1,6 +1,8 @@
 """The dashboard over a store where the toy chain ran: queries thinned and paged in SQL, and every page drawn."""
 
+import hashlib
 import json
+import re
 import socket
 
 import duckdb
@@ -187,9 +189,9 @@ def test_a_reply_that_could_not_be_graded_is_neither_right_nor_wrong(which, expe
 
 @pytest.mark.slow
 def test_rollouts_come_in_groups_of_a_prompt_and_step_counted_as_the_charts_do(measured):
-    def groups(step="", search="", order="newest step first", which="all groups"):
-        sql = queries.groups(queries.SAMPLES, order, which)
-        return measured.query(sql, [["e1"], "rollouts", step, step, search, search, 4, 0])
+    def groups(step="", search="", order="newest step first", which="all groups", limits=(None,) * 4, answers=None):
+        sql = queries.groups(queries.SAMPLES, order, which, answers=answers or "all answers")
+        return measured.query(sql, [["e1"], "rollouts", *limits, "", step, step, search, search, 4, 0])
 
     rows = groups()
     assert [(row["step"], len(row["members"]), row["total"]) for row in rows] == [
@@ -204,6 +206,23 @@ def test_rollouts_come_in_groups_of_a_prompt_and_step_counted_as_the_charts_do(m
     for order in queries.GROUP_ORDERS:
         for which in queries.GROUP_WHICH:
             groups(order=order, which=which)
+    # The answers are filtered, the facts of a group stay those of all its answers.
+    (row,) = groups(limits=(55 / 60, 57 / 60, None, None))
+    assert (row["step"], len(row["members"]), sum(row["fitting"])) == (6, 10, 3)
+    assert groups(limits=(None, None, 1, None)) == []  # without a length nothing is long enough
+    assert [sum(row["fitting"]) for row in groups(answers="wrong")] == [1]  # the reward of 0 alone
+    assert groups(answers="not graded") == groups(answers="cut off") == []
+
+
+def test_one_prompt_is_followed_over_the_steps(measured):
+    digest = hashlib.md5(b"?", usedforsecurity=False).hexdigest()
+    rows = measured.query(queries.prompt_over_steps(queries.SAMPLES), [["e1"], "rollouts", digest])
+    assert [(row["step"], row["answers"]) for row in rows] == [(step, 10) for step in range(1, 7)]
+    assert rows[-1]["reward"] == pytest.approx(54.5 / 60)
+    sql = queries.groups(queries.SAMPLES, "oldest step first")
+    for other, found in ((digest, 6), (digest[::-1], 0)):
+        values = [["e1"], "rollouts", None, None, None, None, other, "", "", "", "", 9, 0]
+        assert len(measured.query(sql, values)) == found
 
 
 @pytest.mark.slow
@@ -217,7 +236,7 @@ def test_a_click_on_a_step_opens_its_rollouts_from_events_and_from_the_file(meas
         (measured.query, queries.SAMPLES, [["e1"], "rollouts"], "number 10<"),
         (query_files, queries.FILE_LINES, of_file, "of update 2"),
     ):
-        [group] = run_query(queries.groups(source), [*parameters, "2", "2", "", "", 4, 0])
+        [group] = run_query(queries.groups(source), [*parameters, *queries.EVERY_ANSWER, "2", "2", "", "", 4, 0])
         assert group["step"] == 2
         assert word in json.loads(group["members"][-1])["text"]
 
@@ -227,7 +246,9 @@ def test_a_card_shows_text_literally_with_its_verdict_and_equal_answers_once():
     right = json.dumps(fields | {"reward": 0.6, "parts": {"correct": 1.0, "overall": 60}})
     wrong = json.dumps(fields | {"text": "8", "reward": 0.1, "parts": {"correct": 0.0}, "truncated": True})
     row = {"round": None, "step": 3, "prompt": HOSTILE, "members": [right, right, wrong], "total": 1}
-    html = str(samples._rollout_group(row))
+    row["fitting"] = [True, True, True]
+    html = str(samples._rollout_group(row, "rollouts?prompt=1"))
+    assert 'href="rollouts?prompt=1"' in html
     assert "<script>" not in html
     assert "&lt;script&gt;" in html
     assert html.count("<article") == 2
@@ -244,6 +265,10 @@ def test_a_card_shows_text_literally_with_its_verdict_and_equal_answers_once():
         assert text in html
     assert html.count("cut off at the limit") == 1
     assert '<span class="token" title="special token">im_end</span>' in html
+    html = str(samples._rollout_group(row | {"fitting": [False, False, True]}))
+    assert html.count("<article") == 1
+    assert "2 of 3 right" in html
+    assert "1 of 3 answers fit the filter" in html
 
 
 def test_a_lineage_is_drawn_as_a_graph(made):
@@ -284,6 +309,20 @@ def test_a_reinforcement_shows_the_charts_of_the_questions_that_are_picked(made,
     assert [heading.value for heading in shown.subheader] == questions.options
     assert set(questions.options) <= {curve.question for curve in reason.curves}
     assert 0 < few < len(shown.get("vega_lite_chart"))
+
+
+def test_rollouts_are_filtered_on_the_page_and_by_its_address(made, monkeypatch):
+    shown = shown_page(made[0], "rollouts", monkeypatch, **{"reward-from": "0.9"})
+    assert shown.number_input(key="reward-from").value == 0.9
+    before = sum("article" in element.proto.body for element in shown.get("html"))
+    shown = shown.number_input(key="reward-from").set_value(None).run()
+    assert not shown.exception
+    assert sum("article" in element.proto.body for element in shown.get("html")) >= before
+    (link,) = re.findall(
+        r'href="(rollouts[^"]*prompt=[0-9a-f]{32})"', "".join(e.proto.body for e in shown.get("html"))
+    )[:1]
+    shown = shown_page(made[0], "rollouts", monkeypatch, prompt=link.rpartition("=")[2])
+    assert any(element.value.startswith("##### One prompt at") for element in shown.markdown)
 
 
 def test_the_records_of_a_published_file_are_shown(made, monkeypatch):

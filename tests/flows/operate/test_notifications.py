@@ -1,6 +1,7 @@
 """The operator's webhook against a real server: which events it is sent, once each, and what its failures do not do."""
 
 import logging
+import re
 import threading
 import time
 from types import NoneType
@@ -9,6 +10,7 @@ from typing import get_args
 import pytest
 
 from nautile.common.processes import free_port
+from nautile.configs.operation import OperationConfig
 from nautile.configs.schema import RunConfig
 from nautile.evals.benchmarks.registry import title_of
 from nautile.flows.operate import notifications
@@ -109,6 +111,37 @@ def test_each_event_of_a_run_is_one_message_with_the_command_that_helps(webhook)
     assert "endpoint 'teacher' does not answer\n`nautile logs 11112222`" in outage
     assert "has used 84 % of a budget" in budget
     assert "raise `distill.budget_dollars`" in budget
+
+
+def test_an_alert_is_one_message_for_each_rule_whatever_the_metric(webhook):
+    rules = [{"metric": "kl", "above": 0.5}, {"metric": "entropy", "below": 0.1}, {"metric": "kl", "above": 9.0}]
+    rules.append({"metric": "entropy", "below": 0.1, "step": "align"})
+    section = OperationConfig.model_validate({"notify": "HOOK", "alerts": rules})
+    with notifying("HOOK", "toy", RUN, resume, section.alerts):
+        update(metrics={"kl": 0.5, "entropy": 0.1})  # a limit is not beyond itself
+        for _ in range(2):
+            update(metrics={"kl": 0.75, "loss": 3.0})
+            update(metrics={"entropy": 0.05})
+        notify(StageUpdate("align", "align", "running", run_id="another", metrics={"kl": 10.0}))
+    assert [entry["event"] for entry in webhook.messages] == ["nautile.alert"] * 2
+    texts = [entry["text"] for entry in webhook.messages]
+    assert "stage distill of toy: KL" in texts[0]
+    assert "(`kl`) is 0.75, above 0.5." in texts[0]
+    assert "(`entropy`) is 0.05, below 0.1." in texts[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"alerts": [{"metric": "kl", "above": 1.0}]}, "set `notify` to the NAME"),
+        ({"notify": "HOOK", "alerts": [{"metric": "kl"}]}, "needs a limit: `above` or `below`"),
+        ({"notify": "HOOK", "alerts": [{"metric": "kl", "above": 1.0, "below": 2.0}]}, "fires always"),
+        ({"notify": "HOOK", "alerts": [{"metric": "kl", "over": 1.0}]}, "over"),
+    ],
+)
+def test_an_alert_that_could_not_work_is_refused(fields, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        OperationConfig.model_validate(fields)
 
 
 def test_a_failed_run_sends_each_failed_step(webhook):
