@@ -152,7 +152,15 @@ def _over_seeds(rows: Sequence[Facts]) -> ResultTable:
                 MISSING if not gain or gain["detectable"] is None else f"{100 * gain['detectable']:.1f}",
             )
         )
-    columns = ("Stage", "Seeds", "% [95 % over seeds]", "Deviation", "Gain, points [95 % over seeds]", "p", "Finds")
+    columns = (
+        "Stage",
+        "Seeds",
+        "% [95 % over seeds]",
+        "Deviation",
+        "Over the stage before, points [95 % over seeds]",
+        "p",
+        "Finds",
+    )
     notes = (
         "All seeds of this configuration in the store when the report was made. Deviation: between seeds, in points. "
         "Gains are paired by seed; intervals and p by Student's t, p corrected by Holm for the gains of this table. "

@@ -41,6 +41,7 @@ from nautile.flows.run_state import (
 from nautile.store.catalog import CatalogRow
 from nautile.store.mirror import open_store
 from nautile.store.views import run_seconds
+from nautile.tasks.engine.errors import LOG_LINES
 from nautile.tasks.engine.stage import page_of, stages_with
 
 _SPEEDS = ("tokens_per_second", "rollout_tokens_per_second")  # metrics of pretraining and of the RL stages
@@ -55,6 +56,7 @@ class Concern:
     text: str = ""
     command: str = ""
     run: str = ""  # id of the run
+    log: str = ""  # the last lines of the log, folded
     asks: bool = False  # whether the run waits for an approval
 
 
@@ -66,16 +68,23 @@ def page(chosen: ChosenRun | None) -> None:
             _show(item)
         _other_work()
         return
-    # The order is that of an operator's questions: how does it stand, did it get better, what needs me.
+    # The order is that of an operator's questions: how does it stand, did it get better, what needs me. Of a run that
+    # ended badly the last comes first.
     folders = evaluation_folders(chosen)
     run_ladder = ladder_of(folders)
     if chosen.state:
         st.html(_heading(chosen.state))
-    st.markdown(f"**{shared.escaped(verdict(run_ladder))}**")
+    ended_badly = chosen.state is not None and chosen.state.state in ENDED_BADLY
+    if ended_badly:
+        for item in attention(chosen):
+            _show(item)
+    gain, why = _difference(chosen, run_ladder, folders)
+    st.markdown(f"**{shared.escaped(verdict(run_ladder, gain))}**")
     controls(chosen)
-    _figures(chosen, run_ladder, folders)
-    for item in attention(chosen):
-        _show(item)
+    _figures(chosen, run_ladder, gain, why)
+    if not ended_badly:
+        for item in attention(chosen):
+            _show(item)
     if chosen.state:
         st.html(drawing(chosen.state.steps, chosen.run))
     left, right = st.columns([5, 3], gap="large")
@@ -118,8 +127,8 @@ def _doing(step: StepState) -> str:
     return f"{step.label}: {', '.join(parts)}"
 
 
-def _figures(chosen: ChosenRun, run_ladder: Ladder | None, folders: Mapping[str, str]) -> None:
-    """Draw the key figures: score, difference from the run before, speed, time, cost."""
+def _figures(chosen: ChosenRun, run_ladder: Ladder | None, gain: Mapping[str, float] | None, why: str) -> None:
+    """Draw the key figures: score, difference from the run before (or why there is none), speed, time, cost."""
     columns = st.columns(5)
     last = last_measured(run_ladder)
     unscreened = run_ladder is not None and run_ladder["not_screened"]
@@ -133,7 +142,6 @@ def _figures(chosen: ChosenRun, run_ladder: Ladder | None, folders: Mapping[str,
         help="Share of the problems of Table 1's benchmark that are right, strictly graded. The gain is over the stage "
         "before.",
     )
-    gain, why = _difference(chosen, run_ladder, folders)
     columns[1].metric(
         "against the run before",
         f"{100 * gain['lead']:+.1f} points" if gain else "none",
@@ -252,6 +260,9 @@ def _show(item: Concern) -> None:
             cards.show_text(item.text)
         if item.command:
             cards.show_text(item.command, "command")
+        if item.log:
+            with st.expander("The last lines of its log"):
+                cards.show_text(item.log)
         if item.asks and answers(item.run) and st.button("Approve", type="primary", key=f"approve-{item.run}"):
             _do("approved: the run continues", lambda: questions.approve(open_store(), item.run, None))
 
@@ -402,6 +413,7 @@ def _do(message: str, action: Callable[[], object]) -> None:
     st.toast(message)
 
 
+ENDED_BADLY = ("failed", "cancelled", "interrupted", "silent")  # states of a run
 POOR_JUDGE = 0.7  # share of pairs in which a judge prefers the right answer; 0.5 is chance
 
 
@@ -470,11 +482,12 @@ def _ended_badly(state: RunState) -> Iterator[Concern]:
     else:
         failed = [step for step in state.steps if step.state in ("failed", "interrupted", "cancelled")]
     for step in failed:
-        error = visible((step.row.get("error") if step.row else "") or "no reason was recorded")
+        # The reason and the command fit on a screen; the log's lines, often two screens of traceback, are folded.
+        error, _, log = ((step.row.get("error") if step.row else "") or "no reason was recorded").partition(LOG_LINES)
         advice = "Finished work is kept. Fix what the message names, then continue:"
-        text = f"{error}\n{advice}" if step.state == "failed" else "Finished work is kept. Continue with:"
+        text = f"{visible(error)}\n{advice}" if step.state == "failed" else "Finished work is kept. Continue with:"
         level: Literal["error", "info"] = "error" if step.state == "failed" else "info"
-        yield Concern(level, f"{step.label} {step.state}", text, resume, state.run)
+        yield Concern(level, f"{step.label} {step.state}", text, resume, state.run, visible(log))
     # The run ended between two steps, or before the first: then the run itself is the problem to show.
     if state.state == "silent":
         text = "It began on another machine, and nothing was heard of it for two days. If it is lost, continue with:"
@@ -591,8 +604,19 @@ def _ladder_difference(before: str, after: str, benchmark: str, executions: list
     return comparison["benchmarks"].get(benchmark) if comparison else None
 
 
-def verdict(run_ladder: Ladder | None) -> str:
-    """One sentence: whether the stages after pretraining made the model better."""
+def verdict(run_ladder: Ladder | None, before: Mapping[str, float] | None = None) -> str:
+    """One sentence: whether the stages after pretraining made the model better.
+
+    `before`: the paired difference from the run before; where it is beyond chance, the sentence says so too.
+    """
+    words = _verdict(run_ladder)
+    if before is None or before["low"] <= 0 <= before["high"]:
+        return words
+    word = "better" if before["low"] > 0 else "worse"
+    return f"{words} It is {word} than the run before: {gain_with_interval(before)} points."
+
+
+def _verdict(run_ladder: Ladder | None) -> str:
     last = last_measured(run_ladder)
     if run_ladder is None or last is None:
         return "No stage has been evaluated yet, so it is not known whether the model got better."

@@ -23,6 +23,9 @@ RESUME_HEADING = "Finished work is kept. Continue with:"
 DASHBOARD_URL = "NAUTILE_DASHBOARD_URL"  # the environment variable; no links without it
 
 
+LOG_LINES = "; its last lines:\n"  # in the text of a crash, before the end of the log
+
+
 class StageCrash(RuntimeError):
     """A process ended by an exception, a signal or an unknown exit code. It is retried a few times.
 
@@ -37,7 +40,7 @@ class StageCrash(RuntimeError):
         self.signal_number = signal_number  # the signal that ended the process; 0 if none did
 
     def __str__(self) -> str:
-        return f"{self.reason}. The log is {self.log}; its last lines:\n{self.log_tail}" if self.log else self.reason
+        return f"{self.reason}. The log is {self.log}{LOG_LINES}{self.log_tail}" if self.log else self.reason
 
     @property
     def was_killed(self) -> bool:

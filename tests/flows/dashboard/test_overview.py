@@ -24,6 +24,7 @@ from nautile.store.catalog import Catalog
 from nautile.store.events import EventWriter
 from nautile.store.manifest import host, now
 from nautile.tasks.engine.attempt_log import LATE_S, write_attempt_row, write_retry_note, write_row
+from nautile.tasks.engine.errors import StageCrash
 from tests.support.pages.parts import literals, shown_page, tables
 from tests.support.samples.stage_store import key_of, published
 
@@ -99,6 +100,22 @@ def test_the_first_page_names_what_waits_for_an_answer_with_its_cost_and_command
     assert {"Expected cost: <b>$5</b>", "nautile approve r1"} <= set(literals(shown))
     assert steps_of(shown)["pretrain"] == STATE_MARKS["waiting"]
     assert shown.selectbox(key="run").options[0].startswith("… toy · ")
+
+
+def test_a_failed_run_leads_with_its_reason_and_the_way_on_and_folds_the_log(store, monkeypatch):
+    planned(store, ["pretrain", "align"], state="failed", ended=now())
+    crash = str(StageCrash("its process ended with 1", log=Path("/s/log"), log_tail="Traceback:\n" + "frame\n" * 60))
+    attempted(store, "pretrain", "failed", error=crash)
+    shown = shown_page(store, "overview", monkeypatch)
+    texts = [element.value for element in shown.markdown]
+    verdicts = [text for text in texts if text.startswith("**No stage has been evaluated")]
+    assert texts.index("**✗ pretrain failed**") < texts.index(verdicts[0])
+    reason, command, log = literals(shown)[:3]
+    assert reason.startswith("its process ended with 1. The log is /s/log")
+    assert "frame" not in reason
+    assert command == "nautile run toy"
+    assert log.count("frame") == 60
+    assert "The last lines of its log" in [box.label for box in shown.expander]
 
 
 def test_a_run_that_was_refused_at_its_start_has_its_reason_and_no_command(store, monkeypatch):
@@ -182,6 +199,10 @@ def test_the_verdict_names_the_gain_only_where_it_is_beyond_chance():
     assert verdict(climbed(0.05, 0.15)).startswith("Better than its start: 50.0 % of 200 problems")
     assert verdict(climbed(-0.05, 0.15)).startswith("No change from its start beyond chance")
     assert verdict(climbed(-0.15, -0.05)).startswith("Worse than its start")
+    worse = verdict(climbed(0.05, 0.15), {"lead": -0.057, "low": -0.08, "high": -0.034})
+    assert worse.startswith("Better than its start")
+    assert worse.endswith(" It is worse than the run before: -5.7 [-8.0, -3.4] points.")
+    assert verdict(climbed(0.05, 0.15), {"lead": 0.01, "low": -0.01, "high": 0.03}) == verdict(climbed(0.05, 0.15))
     assert verdict(None) == "No stage has been evaluated yet, so it is not known whether the model got better."
 
 
