@@ -38,6 +38,7 @@ pre.literal.answer { font-weight: 600; background: light-dark(#eef1f5, #222b38);
 pre.literal.command { user-select: all; margin: 0; }
 .token { display: inline-block; background: light-dark(#e3e0f5, #41358c); color: light-dark(#41358c, #e3e0f5);
   border-radius: .6rem; padding: 0 .4rem; font-size: .72rem; font-weight: 600; }
+.plain-table a, .group a { color: light-dark(#1f5fa8, #79b8ff); }
 .plain-table { overflow: auto; max-height: 40rem; }
 .plain-table table { border-collapse: collapse; font-size: .875rem; color: light-dark(#262730, #e6edf3); }
 .plain-table caption { text-align: left; font-weight: 600; padding: .3rem 0; }

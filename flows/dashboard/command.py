@@ -24,6 +24,8 @@ _SETTINGS = {
     "theme.light.codeTextColor": "#000000",
     "theme.dark.primaryColor": "#1f5fa8",
     "theme.dark.textColor": "#ffffff",
+    "theme.dark.backgroundColor": "#0e1117",  # that of the cards and of the heads of tables
+    "theme.dark.secondaryBackgroundColor": "#1d232d",
     "theme.dark.codeTextColor": "#ffffff",
 }
 

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from nautile.common.errors import ConfigError
 from nautile.common.text import counted, visible
-from nautile.configs.changes import Change, describe_changes
+from nautile.configs.changes import Change, describe_changes, short_names
 from nautile.evals.benchmarks.registry import title_of
 from nautile.evals.scoring.over_seeds import lead, summary
 from nautile.flows.dashboard import cards, curves, queries, shared
@@ -29,6 +29,7 @@ from nautile.flows.sweep.report import (
 )
 from nautile.store.catalog import CatalogBusy, CatalogRow
 from nautile.store.mirror import open_store
+from nautile.tasks.engine.stage import stages_with
 
 CACHE_S = 10.0  # a comparison reads files of answers, so its result is cached
 TWO_RUNS, SEVERAL, SWEEP = "Two runs", "Several runs", "A sweep"
@@ -160,7 +161,9 @@ def _several(chosen: ChosenRun | None) -> None:
     lines = {label: curves.lines_of(titles, groups, "", label) for label in labels}
     metrics = {label: curves.metric_names(own) for label, own in lines.items() if len(own) > 1}
     # An evaluation measures one value each, which is in the table.
+    trains = stages_with(lambda stage: stage.trains)
     stages = [label for label, names in metrics.items() if names and not label.startswith("evaluate")]
+    stages.sort(key=lambda label: label not in trains)  # what is compared is mostly how they learnt
     if stages:
         st.subheader("Curves")
         stage = st.segmented_control("Step", stages, default=stages[0], key="curves", bind="query-params") or stages[0]
@@ -172,7 +175,8 @@ def _run_table(
 ) -> Markup:
     """A row for each run: its score after each stage, and the settings that differ."""
     fields = curves.settings_that_differ(shared.query(queries.WHOLE_SETTINGS, list(titles)))
-    rows = shared.query(queries.RUN_SETTINGS, [f"$.{field}" for field in fields[:MOST_FIELDS]], list(titles))
+    paths = [queries.json_path(field) for field in fields[:MOST_FIELDS]]
+    rows = shared.query(queries.RUN_SETTINGS, paths, list(titles))
     values = {row["run"]: row["chosen"] for row in rows}
     body = []
     for run, title in titles.items():
@@ -181,9 +185,10 @@ def _run_table(
         chosen = values.get(run, [None] * len(fields[:MOST_FIELDS]))
         body.append([cards.link(shared.page_link("", run=run), title), *cells, *(visible(x or "", 60) for x in chosen)])
     more = len(fields) - MOST_FIELDS
-    caption = f"{counted(more, 'more setting')} differ: choose one to group by." if more > 0 else ""
+    caption = f"{counted(more, 'more setting')} differ: all are in the list above." if more > 0 else ""
     heads = [f"after {after}, {title_of(benchmark)}" for after, benchmark in measured]
-    return cards.table(["run", *heads, *fields[:MOST_FIELDS]], body, caption)
+    names = short_names(fields[:MOST_FIELDS])
+    return cards.table(["run", *heads, *(names[field] for field in fields[:MOST_FIELDS])], body, caption)
 
 
 def _group_tables(

@@ -143,7 +143,12 @@ def draw(
             figure = chart(chart_rows, lines, display, link, tokens or {}, groups)
             # The last row of each line stays. Screen readers get these numbers in place of the picture.
             last = {(row["execution"], row["name"], row["source"]): row for row in chart_rows}
-            ends = [f"{metric(row['name']).title} {row['source']} {row['value']:.4g}" for row in last.values()]
+            several = lines if len({row["execution"] for row in last.values()}) > 1 else {}
+            ends = [
+                " ".join(filter(None, (several[row["execution"]].name if several else "", metric(row["name"]).title)))
+                + f" {row['source']} {row['value']:.4g}".replace("  ", " ")
+                for row in last.values()
+            ]
             alt = f"{heading} to step {max(row['step'] for row in chart_rows):,}. Last: {'; '.join(ends[:6])}."
             figure.show(alt)
         chart_count += 1
@@ -337,6 +342,7 @@ def _layers(
     x_scale = {"nice": False, "type": "log" if log else "linear"}
     x = quantitative("x", axis={"title": x_title, "labelOverlap": True, **whole}, scale=x_scale)
     legend = {**figures.BELOW, "symbolType": "stroke", "columns": 1 if "range" in colours else 2, "labelLimit": 420}
+    legend["symbolOpacity"] = 1  # else that of the band
     shown = list(dict.fromkeys(table["who"]))
     several = len(shown) > 1
     domain = {"domain": shown} | colours
@@ -372,6 +378,7 @@ def _layers(
     layers.append(layer(points, **base | {"tooltip": tooltip}, y=y, **linked))
     # The height is that of the curves alone: the legend, however long, stands below it.
     spec: figures.Spec = {"layer": layers, "height": 260, "autosize": {"type": "fit-x", "contains": "padding"}}
+    spec["padding"] = {"right": 10, "left": 0, "top": 5, "bottom": 5}  # half of the last label is beyond the plot
     if several:
         spec["transform"] = [{"filter": {"param": "shown"}}]
     return Chart(table, spec)
@@ -492,7 +499,7 @@ def choose_compared(chosen: ChosenRun) -> dict[str, str]:
         if picked != st.query_params.get_all("compared"):
             st.query_params["compared"] = picked
     # A run that was chosen may have disappeared from the list since.
-    return {chosen.run: "this run"} | {run: titles[run] for run in picked if run in titles}
+    return {chosen.run: "this run"} | shared.run_names([run for run in picked if run in titles])
 
 
 def lines_of(titles: Mapping[str, str], groups: Mapping[str, str], stage: str, label: str = "") -> dict[str, Line]:
@@ -523,7 +530,7 @@ def choose_groups(runs: Sequence[str]) -> dict[str, str]:
     )
     if not field or field == EACH:
         return {}
-    rows = shared.query(queries.RUN_SETTINGS, [f"$.{field}"], list(runs))
+    rows = shared.query(queries.RUN_SETTINGS, [queries.json_path(field)], list(runs))
     values = {row["run"]: row["chosen"][0] for row in rows}
     return {run: f"{field} {visible(values.get(run) or 'not set', 60)}" for run in runs}
 

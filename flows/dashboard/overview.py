@@ -793,7 +793,7 @@ def table_of_runs(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen
     }
     settings: dict[str, list[str | None]] = {}
     if fields:
-        paths = [f"$.{field}" for field in fields]
+        paths = [queries.json_path(field) for field in fields]
         settings = {row["run"]: row["chosen"] for row in shared.query(queries.RUN_SETTINGS, paths, runs)}
     rows = []
     for row in summaries:

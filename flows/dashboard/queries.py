@@ -152,7 +152,8 @@ EVALUATIONS = f"""
 {_EVALUATIONS} AND {_FITS.format("lower(concat_ws(' ', a.id, e.config, e.label, a.run))")}
 ORDER BY a.created DESC, a.id LIMIT ? OFFSET ?
 """
-# The values of settings in the newest start of runs, as text. (JSON paths, runs)
+RUN_NAMES = "SELECT run, coalesce(name, config) AS name, begun FROM runs WHERE list_contains(?, run)"  # (runs)
+# The values of settings in the newest start of runs, as text. (JSON paths of `json_path`, runs)
 RUN_SETTINGS = """
 SELECT run, list_transform(?, lambda path: json_extract_string(settings, path)) AS chosen FROM runs
 WHERE list_contains(?, run)
@@ -272,6 +273,11 @@ def found_runs(order: str = "newest first") -> str:
     if "score" in RUN_ORDERS[order]:  # reading all scores takes longer than all else
         scores = _LAST_SCORES.format(benchmarks=list(table_1_benchmarks()), stages=list(TRAINED))
     return _FOUND_RUNS.format(order=RUN_ORDERS[order], scores=scores)
+
+
+def json_path(field: str) -> str:
+    """The path of a setting in its JSON: `ingest.sources.1.path` is `$.ingest.sources[1].path`."""
+    return "$" + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in field.split("."))
 
 
 def words_of(search: str) -> list[str]:

@@ -10,6 +10,7 @@ import os
 import re
 import string
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -45,6 +46,7 @@ from nautile.tasks.engine.progress import RateMeter
 CACHE_S = 3.0  # how long the result of a catalog query is reused
 PATIENCE_S = 5.0
 _ADDRESS = re.compile(r":(?=//)|www(?=\.)|@", re.IGNORECASE)
+LONGEST_CHANGES = 48  # characters of the changes in the title of a run
 THINK_END = "<|think_end|>"
 # State -> sign, words, text colour, background. Each pair of colours has a contrast of at least 4.5 to 1; on a dark
 # page they change places (`coloured`).
@@ -160,6 +162,17 @@ def run_titles(search: str = "", wanted: Sequence[str] = ()) -> tuple[dict[str, 
     return {row["run"]: _title(row) for row in with_states([*more, *rows])}, total
 
 
+def run_names(runs: Sequence[str]) -> dict[str, str]:
+    """Run -> its name, with when it began where another of the runs has the same one: for legends and tables."""
+    rows = {row["run"]: row for row in query(queries.RUN_NAMES, list(runs))} if runs else {}
+    names = {run: visible(rows[run]["name"] or run[:8], 60) if run in rows else run[:8] for run in runs}
+    count = Counter(names.values())
+    return {
+        run: name if count[name] == 1 or run not in rows else f"{name} · {rows[run]['begun']:%b %d %H:%M}"
+        for run, name in names.items()
+    }
+
+
 def offered_runs(key: str, wanted: Sequence[str] = (), place: DeltaGenerator | None = None) -> dict[str, str]:
     """Run id -> title of the runs that a picker offers, the `wanted` ones among them.
 
@@ -185,7 +198,7 @@ def offered_runs(key: str, wanted: Sequence[str] = (), place: DeltaGenerator | N
 def _title(row: CatalogRow) -> str:
     """The title of a run in the picker, which is narrow: first the sign of its state and its name."""
     sign = LOOKS.get(row["current_state"], ("?",))[0]
-    changes = describe_changes(read_changes(row["changes"]))
+    changes = visible(describe_changes(read_changes(row["changes"])), LONGEST_CHANGES)
     parts = [f"{sign} {row['name'] or row['config'] or 'run'}", f"{row['begun']:%b %d %H:%M}", changes]
     return visible(" · ".join(part for part in parts if part))
 
@@ -317,7 +330,7 @@ def search_rows(
     count = rows[0]["total"] if rows else 0
     last = max(1, -(-count // size))
     if last == 1:
-        st.caption(f"{count:,} {unit}")
+        st.caption(f"{count:,} {unit.removesuffix('s') if count == 1 else unit}")
         return rows
     with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
         st.button("Previous", disabled=page == 0, key=f"earlier-{name}", on_click=turn, args=(page - 1,))

@@ -52,7 +52,7 @@ def test_several_runs_are_rows_of_one_table_and_groups_have_mean_and_spread(page
     runs, *_ = tables(shown)
     assert runs[0][0] == "run"
     assert any(head.startswith("after ") for head in runs[0])
-    assert runs[0][-1] == "reason.policy.steps"
+    assert runs[0][-1] == "steps"
     assert [row[-1] for row in runs[1:]] == ["3", "30"]
     assert shown.query_params["compared"] in ("toy", ["toy"])
     shown = shown.selectbox(key="group").set_value("reason.policy.steps").run()
