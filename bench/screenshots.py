@@ -35,7 +35,10 @@ PAGES = {  # address -> heading, and the query that shows what the page is for
 }
 TITLES = {"training": "Training", "rollouts": "Rollouts and traces", "system": "System", "lineage": "Lineage"}
 TITLES |= {"storage": "Storage", "logs": "Logs", "distillation": "Distillation", "samples": "Training samples"}
-HEIGHT = 900
+HEIGHT = 1100
+# The script of the page has ended; its first elements are there before.
+DRAWN = """document.querySelector('[data-testid=stApp][data-test-script-state=notRunning]')
+  && !document.querySelector('[data-testid=stSkeleton], [data-stale=true]')"""
 START_S = 120.0
 
 
@@ -91,6 +94,7 @@ def main() -> None:
                 shown |= {"compared": asked.compared} if asked.compared else {}
                 page.goto(f"{base}/{'' if address == 'overview' else address}?{urlencode(shown, doseq=True)}")
                 wait_for_page(page, title)
+                page.wait_for_function(DRAWN)
                 page.wait_for_load_state("networkidle")
                 if asked.whole:  # the page scrolls inside the window, so the window becomes as high as the page
                     height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")

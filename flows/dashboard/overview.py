@@ -145,10 +145,11 @@ def _figures(chosen: ChosenRun, run_ladder: Ladder | None, gain: Mapping[str, fl
     columns[1].metric(
         "against the run before",
         f"{100 * gain['lead']:+.1f} points" if gain else "none",
-        f"95 % over problems: {100 * gain['low']:+.1f} to {100 * gain['high']:+.1f}" if gain else why,
+        f"over problems {100 * gain['low']:+.1f} to {100 * gain['high']:+.1f}" if gain else why,
         delta_color="off",
         delta_arrow="off",
-        help="Paired on the problems that both runs have in their evaluations of the same stage.",
+        help="Paired on the problems that both runs have in their evaluations of the same stage; with the 95 % "
+        "interval over problems.",
     )
     columns[2].metric(*_speed(chosen), help="Of the running stage, else of the last training.")
     label, value, more = _time(chosen)
