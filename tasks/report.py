@@ -249,7 +249,7 @@ def _stage_sections(data: Facts) -> Iterator[ReportSection]:
         stages = [row for row in data["stages"] if row["stage"] in under]
         before = _each(stages, _tokenizer, _readings, _validation, _without_update, _reward, _judge, _calibrations)
         after = _each(stages, _curricula, _counts, _distillation)
-        charts = (*_curve_warnings(data["curves"], under), *_charts(data["curves"], under))
+        charts: tuple[ReportBlock, ...] = (*_curve_warnings(data["curves"], under), *_charts(data["curves"], under))
         yield ReportSection(heading, (*before, *charts, *after))
 
 

@@ -216,7 +216,9 @@ def _group_cells(own: dict[str, float], first: dict[str, float]) -> list[str]:
     if not own:
         return ["0", "not evaluated", "", "", ""]
     over = summary(own)
-    interval = f"{100 * over.low:.1f} to {100 * over.high:.1f} %" if None not in (over.low, over.high) else "not known"
+    interval = "not known"  # of one seed, or of equal values
+    if over.low is not None and over.high is not None:
+        interval = f"{100 * over.low:.1f} to {100 * over.high:.1f} %"
     spread = f"{100 * over.deviation:.1f} points" if over.deviation is not None else "one seed"
     lead_text = ""
     if own is not first and own.keys() & first.keys():

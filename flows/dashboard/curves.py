@@ -210,9 +210,9 @@ def grouped(rows: Sequence[CatalogRow], lines: Mapping[str, Line]) -> tuple[list
         over = summary({execution: row["value"] for execution, row in own.items()})
         half = over.deviation or 0.0
         step, at = (max(row[column] for row in own.values()) for column in ("step", "at"))
-        place = {"execution": group, "name": name, "source": source, "bucket": bucket, "step": step, "at": at}
+        where = {"execution": group, "name": name, "source": source, "bucket": bucket, "step": step, "at": at}
         spread = {"value": over.mean, "low": over.mean - half, "high": over.mean + half, "points": len(own)}
-        merged.append(place | spread)
+        merged.append(where | spread)
     merged.sort(key=lambda row: (row["execution"], row["name"], row["source"], row["step"]))
     counts = Counter(line.group for line in lines.values())
     return merged, {
