@@ -465,7 +465,8 @@ def _paint(cells: Sequence[Cell], canvas: Any) -> None:
             [*by_step], [fmean(values) for values in by_step.values()], line, color=colour, label=f"{arm}, {rate:g}"
         )
     axes.set(xlabel="updates", ylabel="greedy, % of 1,000 guard problems")
-    axes.legend(frameon=False, fontsize=7, ncols=3, loc="upper left", bbox_to_anchor=(-0.15, -0.15))
+    axes.set_ylim(bottom=axes.get_ylim()[0] - 12)  # room for the legend below the lines
+    axes.legend(frameon=False, fontsize=7, loc="lower right")
     for panel in more:
         for place, arm in enumerate(arms):
             values = values_of([cell for cell in cells if cell["phase"] == "arms"], arm, "mean")
