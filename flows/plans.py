@@ -16,7 +16,7 @@ from uuid import UUID
 import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
-from prefect.exceptions import Pause, PrefectException, TerminationSignal
+from prefect.exceptions import Pause, PrefectException
 from prefect.runtime import flow_run
 
 from nautile.common.errors import ConfigError, Retryable
@@ -92,7 +92,7 @@ def recorded(store: Store, config: RunConfig, run: PreparedRun, run_id: str, nam
         _close(store, row, state="failed", error=str(error))
         raise
     except BaseException as error:
-        # Ctrl-C, SIGTERM, or Prefect's cancellation: none of them is an `Exception`.
+        # Ctrl-C, SIGTERM, or an end by Prefect: none of them is an `Exception`.
         _close(store, row, state="cancelled" if _was_cancelled(run_id, error) else "interrupted")
         raise
     _close(store, row, state="done")
@@ -134,8 +134,11 @@ def _newest(store: Store, run_id: str) -> dict[str, Any] | None:
 
 
 def _was_cancelled(run_id: str, error: BaseException) -> bool:
-    """Whether somebody has cancelled the run: by Ctrl-C, or on the server. A process may also be ended without that."""
-    if not isinstance(error, TerminationSignal):
+    """Whether somebody has cancelled the run: by Ctrl-C, or on the server.
+
+    A process may also be ended without that: by a signal, or by Prefect, as when the lease of its slot has expired.
+    """
+    if isinstance(error, KeyboardInterrupt):
         return True
     try:
         with get_client(sync_client=True) as client:

@@ -340,6 +340,9 @@ def _attempt_state(
     staging = store.staging_files(row["key"] or "unknown")
     if row["state"] == "failed" and run_state in LIVE and (note := read_retry_note(staging.folder)):
         return "waiting", {"row": row, "note": note, "elapsed_s": row["seconds"]}
+    if row["state"] == "cancelled" and run_state == "interrupted":
+        # The process of the step was ended with its run, which nobody has cancelled.
+        return "interrupted", {"row": row, "elapsed_s": row["seconds"]}
     if row["state"] != "running":
         return str(row["state"]), {"row": row, "elapsed_s": None if row["reused"] else row["seconds"]}
     # The row says running, and nobody is left who could: its process was killed together with the run.

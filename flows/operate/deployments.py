@@ -15,6 +15,8 @@ Beside the flow runs that it starts, the process
 - goes on polling for runs while the server is away: Prefect's loop ends after some minutes of that, and with it the
   process and all runs at work;
 - declares everything again on a server with a new database, which knows nothing of its deployments;
+- kills the processes of runs that the server has ended, as the automation for silent runs does: one that hangs would
+  keep its run's tasks, slot and keys for ever;
 - settles what dead processes leave: runs, their tasks and their slots (`flows.operate.reconcile`).
 """
 
@@ -24,11 +26,13 @@ import logging
 import os
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 from uuid import UUID
 
 import httpx
+import psutil
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, VariableCreate, VariableUpdate
 from prefect.client.schemas.filters import (
@@ -41,6 +45,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilterStateType,
 )
 from prefect.client.schemas.objects import (
+    TERMINAL_STATES,
     ConcurrencyLimitConfig,
     ConcurrencyLimitStrategy,
     FlowRun,
@@ -84,6 +89,7 @@ log = logging.getLogger(__name__)
 
 CANCELLED_S = 5.0  # between two looks for cancelled runs
 SETTLE_EVERY = 12  # of these looks, one also looks for what dead processes have left
+LINGER = timedelta(seconds=60)  # most time from the end of a run, as the server has it, to that of its process
 SCHEDULE = "nautile"  # slug of the schedule that the configuration declares
 _MOST = 200  # runs of a request
 
@@ -261,6 +267,28 @@ class RunsAtWork:
             for run in await client.read_flow_runs(flow_run_filter=cancelling):
                 self.end(run.id)
 
+    async def kill_ended(self) -> list[UUID]:
+        """Kill the processes of runs that the server ended more than `LINGER` ago; returns the ids of these runs.
+
+        Such a process hangs, or was stopped: one that works ends by itself, because its run's slot is not renewed.
+        """
+        if not self.ids:
+            return []
+        ended = FlowRunFilter(
+            id=FlowRunFilterId(any_=list(self.ids)),
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(TERMINAL_STATES))),
+        )
+        killed: list[UUID] = []
+        async with get_client() as client:
+            runs = await client.read_flow_runs(flow_run_filter=ended)
+        late = {str(run.id) for run in runs if run.state and datetime.now(UTC) - run.state.timestamp > LINGER}
+        for process, run in services.run_processes(os.getpid()).items() if late else ():
+            if run in late:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+                killed.append(UUID(run))
+        return killed
+
 
 async def tend(at_work: RunsAtWork, look_after: Callable[[], Awaitable[object]]) -> None:
     """Look for cancelled runs and for dead processes, until cancelled. An error ends only the look it happens in.
@@ -275,6 +303,8 @@ async def tend(at_work: RunsAtWork, look_after: Callable[[], Awaitable[object]])
             await at_work.find_cancelled()
             if looks % SETTLE_EVERY == 1:  # also at once, after a machine or this process has died
                 await look_after()
+                for run in await at_work.kill_ended():
+                    log.warning("run %s has ended for the server, but its process had not: killed", run)
                 await asyncio.to_thread(_settle)
         except Exception as error:  # the server is away, or restarts
             log.debug("looking after the runs failed, and is tried again: %s", error)

@@ -312,16 +312,22 @@ def _end_runs(deployments: Service, report: Callable[[str], None]) -> None:
 
     The process itself ends at once and leaves them behind.
     """
-    runs: dict[psutil.Process, str] = {}
-    for process in psutil.Process(deployments.pid).children():
-        with suppress(psutil.Error):
-            if run := process.environ().get("PREFECT__FLOW_RUN_ID"):
-                runs[process] = run
+    runs = run_processes(deployments.pid)
     for process, run in runs.items():
         report(run)
         with suppress(psutil.NoSuchProcess):
             process.terminate()
     psutil.wait_procs(list(runs), timeout=STOP_S)
+
+
+def run_processes(deployments: int) -> dict[psutil.Process, str]:
+    """The processes of flow runs that the process `deployments` has started -> the ids of their runs."""
+    runs: dict[psutil.Process, str] = {}
+    for process in psutil.Process(deployments).children():
+        with suppress(psutil.Error):
+            if run := process.environ().get("PREFECT__FLOW_RUN_ID"):
+                runs[process] = run
+    return runs
 
 
 def _end(service: Service) -> None:

@@ -96,8 +96,8 @@ def as_prefect_task(stage: Stage) -> Task[..., dict[str, str]]:
         except StageCancelled:
             # Another thread of the run was cancelled. Raised, it would be an unexpected crash of this task for Prefect.
             del _pages[task_run.task_run.id]
-            page.end_bar("cancelled; finished work is kept")
-            return Cancelled(message="The run was cancelled.")  # type: ignore[return-value]  # Prefect takes a state
+            page.end_bar("stopped; finished work is kept")
+            return Cancelled(message="The run was stopped; finished work is kept.")  # type: ignore[return-value]  # Prefect takes a state
         finally:
             unsubscribe()
         del _pages[task_run.task_run.id]

@@ -3,6 +3,7 @@
 import json
 import signal
 import uuid
+from asyncio import CancelledError
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -56,6 +57,7 @@ def test_a_run_is_recorded_as_it_starts_and_as_it_ends(tmp_path, toy, end, state
     assert len(catalog.query("SELECT * FROM plans WHERE run = 'r1'")) == 2
 
 
+@pytest.mark.parametrize("end", [TerminationSignal(signal.SIGTERM), CancelledError()], ids=["signal", "Prefect"])
 @pytest.mark.parametrize(
     ("answer", "cancelled"),
     [
@@ -67,7 +69,9 @@ def test_a_run_is_recorded_as_it_starts_and_as_it_ends(tmp_path, toy, end, state
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_a_run_whose_process_is_ended_counts_as_cancelled_only_if_the_server_says_so(monkeypatch, answer, cancelled):
+def test_a_run_whose_process_is_ended_counts_as_cancelled_only_if_the_server_says_so(
+    monkeypatch, answer, cancelled, end
+):
     def read_flow_run(_):
         if isinstance(answer, Exception):
             raise answer
@@ -75,7 +79,7 @@ def test_a_run_whose_process_is_ended_counts_as_cancelled_only_if_the_server_say
 
     client = SimpleNamespace(read_flow_run=read_flow_run)
     monkeypatch.setattr(plans, "get_client", lambda **_: nullcontext(client))
-    assert plans._was_cancelled(str(uuid.uuid4()), TerminationSignal(signal.SIGTERM)) == cancelled
+    assert plans._was_cancelled(str(uuid.uuid4()), end) == cancelled
 
 
 def test_a_run_whose_form_is_refused_is_listed_with_its_reason_and_no_command_to_retry(

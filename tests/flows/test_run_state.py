@@ -132,12 +132,14 @@ def test_a_step_between_two_attempts_waits(at_work):
         ("cancelled", "cancelled", "not started"),
         ("failed", "failed", "not started"),
         ("running", "interrupted", "not started"),
+        ("interrupted", "interrupted", "not started"),
     ],
 )
 def test_a_run_whose_process_is_gone_has_no_steps_to_come(store, ended, state, left):
     plan(store, state=ended, ended=None if ended == "running" else at(9))
     attempt(store, "ingest", "done", 0)
-    attempt(store, "pretrain", "running", 1)  # killed before it could record its end
+    # Killed before it could record its end; or stopped with a run that nobody has cancelled.
+    attempt(store, "pretrain", "cancelled" if ended == "interrupted" else "running", 1)
     shown_state, steps = shown(store)
     assert (shown_state.state, steps["pretrain"].state, steps["align"].state) == (state, "interrupted", left)
     assert shown_state.time_left() is None

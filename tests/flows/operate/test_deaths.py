@@ -152,6 +152,24 @@ def test_down_names_the_run_that_it_stops_and_frees_its_slot_and_its_retry_goes_
     wait_for(lambda: operated.state(run)["type"] == "COMPLETED")
 
 
+def test_a_run_whose_process_hangs_is_crashed_with_its_tasks_and_nobody_has_cancelled_it(operated):
+    """The automation for silent runs ends it on the server alone."""
+    run, step = operated.step_at_work()
+    processes = services.run_processes(operated.service("deployments").pid)
+    (process,) = [process for process, of in processes.items() if of == run]
+    process.suspend()
+    operated.set_state(run, type="CRASHED", message="No heartbeat")  # as the automation does after 90 s
+    wait_for(lambda: not process.is_running() and not step.is_running())
+    in_run = {"flow_runs": {"id": {"any_": [run]}}}
+    (task,) = wait_for(
+        lambda: [row for row in fetch(f"{operated.api}/task_runs/filter", in_run) if row["state_type"] in ENDED]
+    )
+    assert task["state_type"] == "CRASHED"
+    state = "SELECT state FROM plans WHERE run = ?"
+    wait_for(lambda: Catalog(operated.store).query(state, [run])[0]["state"] == "interrupted")
+    assert operated.state(run)["type"] == "CRASHED"
+
+
 def test_a_restart_keeps_what_the_operator_has_changed_and_runs_one_of_the_missed(operated):
     deployment = fetch(f"{operated.api}/deployments/name/evaluation/evaluation-toy")
     (schedule,) = deployment["schedules"]

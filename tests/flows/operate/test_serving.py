@@ -1,6 +1,11 @@
 """What the process of `nautile deploy` does beside its runs, with stand-ins of Prefect's parts."""
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from uuid import uuid4
 
@@ -117,3 +122,36 @@ def test_a_cancelled_run_is_ended_once_though_the_event_of_it_was_missed_or_come
     observer.add_in_flight_flow_run_id(missed)
     asyncio.run(at_work.find_cancelled())
     assert ended == [noticed, missed, missed]
+
+
+def test_the_process_of_a_run_that_the_server_ended_a_minute_ago_is_killed(monkeypatch):
+    """Stopped, it neither works nor ends, and its run's tasks and slot would wait for it for ever."""
+    now = datetime.now(UTC)
+    runs = {uuid4(): ended for ended in (now - deployments.LINGER * 2, now)}  # the second may end by itself yet
+
+    class Server(CancellingRuns):
+        async def read_flow_runs(self, flow_run_filter):
+            assert StateType.RUNNING not in flow_run_filter.state.type.any_
+            states = {run: SimpleNamespace(timestamp=ended) for run, ended in runs.items()}
+            return [SimpleNamespace(id=run, state=states[run]) for run in self.runs if run in flow_run_filter.id.any_]
+
+    monkeypatch.setattr(deployments, "get_client", lambda: Server(*runs))
+    at_work = deployments.RunsAtWork()
+    assert asyncio.run(at_work.kill_ended()) == []
+    at_work.ids = set(runs)
+    hung, ending = [
+        subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)"],
+            env=os.environ | {"PREFECT__FLOW_RUN_ID": str(run)},
+        )
+        for run in runs
+    ]
+    try:
+        hung.send_signal(signal.SIGSTOP)
+        assert asyncio.run(at_work.kill_ended()) == [next(iter(runs))]
+        assert hung.wait(60) == -signal.SIGKILL
+        assert ending.poll() is None
+    finally:
+        hung.kill()
+        ending.kill()
+        ending.wait()

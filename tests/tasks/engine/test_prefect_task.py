@@ -74,7 +74,7 @@ def test_a_cancelled_stage_is_cancelled_and_not_crashed_for_prefect(monkeypatch,
 
     monkeypatch.setattr(prefect_task, "run_stage", cancelled)
     state = sums_task.fn({}, {}, RunContext("r1", "", label="sums:a"))
-    assert (state.type, state.message) == (StateType.CANCELLED, "The run was cancelled.")
+    assert (state.type, state.message) == (StateType.CANCELLED, "The run was stopped; finished work is kept.")
     assert "a task run" not in prefect_task._pages  # the pages of failed runs of other tests may be there
 
 
