@@ -37,6 +37,7 @@ from nautile.data.endpoints.reply_cache import ReplyCache
 
 logger = logging.getLogger(__name__)
 
+WAIT_SAID_EVERY_S = 600.0  # at most so often the log says that an endpoint refuses requests, or does not answer
 FIRST_REFUSALS = 8  # if this many of the first requests are all refused, the configuration is at fault, not a request
 FIRST_UNREADABLE = 6  # the same for requests with replies that are no chat completion, which may be charged for
 CONFIRM_S = 30.0  # within which a request that is sent to see whether the endpoint answers must be answered
@@ -122,6 +123,7 @@ class Endpoint:
         self._unreadable: list[str] = []  # digests of requests, once for each reply that could not be read
         self._confirming = asyncio.Lock()
         self._silent_at = -math.inf  # when the endpoint last did not answer a request that was sent to see that
+        self._wait_said_at = -math.inf  # when the log last said why requests wait
         self._confirmations: set[asyncio.Task[None]] = set()
         self._server: OwnServer | None = None
         self._clients: list[Client] = []
@@ -274,6 +276,10 @@ class Endpoint:
             self.circuit_breaker.on_failure(permit, error)
         else:
             self.circuit_breaker.on_reply(permit)
+        now = time.monotonic()
+        if now - self._wait_said_at > WAIT_SAID_EVERY_S and (reason := self.circuit_breaker.waits_for()):
+            self._wait_said_at = now
+            logger.warning("endpoint %r %s", self.name, reason)
 
     async def is_own_failure(self, error: CallError, sent_before: int, *, has_fallback: bool) -> bool | None:
         """Whether a request that has failed for a temporary reason has failed for its own (see `ChatFailure.own`).

@@ -1,5 +1,8 @@
 """A `Stage` as a Prefect task: Prefect schedules, retries and displays it; the store decides what can be reused.
 
+The task's log in Prefect says where the stage's own log is, what the stage waits for, its warnings, its last lines, and
+what to do after a failure.
+
 Prefect's caching and result storage are off: only artifact ids pass between tasks, and only the store can tell whether
 their files are intact. Calls to Prefect's API are limited to a few a minute, however often a stage reports.
 """
@@ -29,19 +32,34 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Pending, Running
 from prefect.utilities.engine import emit_task_run_state_change_event
 
+from nautile.common.commands import shell_command
 from nautile.common.errors import Retryable
+from nautile.common.files import read_json
 from nautile.common.text import first_line, markdown_table, visible
-from nautile.store.layout import Layout
+from nautile.store.layout import Layout, StagingFiles
 from nautile.store.locks import KeyLock
 from nautile.tasks.engine.attempt import run_stage
 from nautile.tasks.engine.attempt_log import note_giving_up, write_retry_note
 from nautile.tasks.engine.child_process import pause
-from nautile.tasks.engine.errors import BACKOFF, RetryPolicy, StageCancelled, artifact_page, reason, run_page, slug
+from nautile.tasks.engine.errors import (
+    BACKOFF,
+    RESUME_HEADING,
+    RetryPolicy,
+    StageCancelled,
+    StageCrash,
+    advice,
+    artifact_page,
+    reason,
+    run_page,
+    slug,
+)
+from nautile.tasks.engine.log_lines import WarningsOf
 from nautile.tasks.engine.progress import RateMeter, StageUpdate, describe_progress, notify, subscribe
 from nautile.tasks.engine.stage import RunContext, Stage
 
 logger = logging.getLogger(__name__)
 
+LONGEST_LINE = 2000  # characters of a line that is repeated in the task's log
 MOST_METRICS = 16  # in the page about a stage
 MAX_RETRIES = 100_000  # `RetryPolicy` sets the limit, not Prefect
 SHOW_EVERY_S = 15.0  # each time is an event of Prefect's
@@ -51,21 +69,25 @@ SLOT_TRY_S = 3.0
 SLOT_TIMEOUT_S = 30.0  # of a request about a slot
 LOCK_TRY_S = 0.5
 _FINAL = (400, 401, 403, 404, 405, 422)  # statuses of requests that cannot succeed when they are sent again
+LOG_EVERY_S = 2.0  # between two looks at the warnings of the stage's own log
 FIRST_SHOWN_AFTER_S = 1.0  # a shorter stage gets no progress bar
 
 _pages: dict[UUID, "_TaskRunPage"] = {}  # by task run, until it succeeds
 
 
-def _name_no_limit(record: logging.LogRecord) -> bool:
-    """Take Prefect's number of retries, which has no meaning here, and the error's log out of its message about one."""
-    if str(record.msg).startswith("Task run failed with %s: %r - Retry %s/%s") and isinstance(record.args, tuple):
-        kind, error, number = record.args[:3]
-        text = first_line(error) if isinstance(error, BaseException) else str(error)
-        record.msg, record.args = "Task run failed with %s: %s - retry %s follows", (kind, text, number)
-    return True
+def _said_before(record: logging.LogRecord) -> bool:
+    """Take Prefect's own words about a failure out of the log of a stage: `_TaskRunPage.on_failure` says more.
+
+    Its number of retries has no meaning here, and its last line repeats all lines of the error in one.
+    """
+    if getattr(record, "task_run_id", "") not in map(str, _pages):
+        return True
+    if str(record.msg).startswith("Finished in state Failed("):
+        record.msg = "Finished in state Failed"
+    return not str(record.msg).startswith("Task run failed with ")
 
 
-logging.getLogger("prefect.task_runs").addFilter(_name_no_limit)
+logging.getLogger("prefect.task_runs").addFilter(_said_before)
 
 
 @cache
@@ -260,7 +282,10 @@ class _TaskRunPage:
         # As if shown before, so that the first bar comes after `FIRST_SHOWN_AFTER_S`.
         self._shown_at = time.monotonic() - SHOW_EVERY_S + FIRST_SHOWN_AFTER_S
         self._last: StageUpdate | None = None
-        self._begun = False
+        self._attempt = 0  # the last one that the log has the beginning of
+        self._waits_for = ""  # what the log last said about it
+        self._warnings: WarningsOf | None = None
+        self._looked_at = 0.0
         self._meter = RateMeter()
 
     def on_update(self, update: StageUpdate) -> None:
@@ -270,11 +295,20 @@ class _TaskRunPage:
         self._last = update
         if update.failure and not self._policy.failures:
             self._send_failure(update.failure)  # of consecutive failures only the first and the last get a page
+        if update.state == "waiting" and update.note != self._waits_for:
+            self._waits_for = update.note
+            self._log.info("%s waits: %s", self._label, visible(update.note, LONGEST_LINE))
+        if update.state == "reused":
+            self._log.info("%s is in the store: %s", self._label, ", ".join(update.outputs.values()))
+        if update.state in ("running", "publishing", "failed", "cancelled"):
+            self._repeat_warnings(at_once=update.state != "running")
+        if update.state == "publishing":
+            self._log_end(update.key)
         if update.state != "running":
             return
-        if not self._begun:
-            self._begun = True
-            self._log_begin()
+        if self._attempt != update.attempt:
+            self._attempt = update.attempt
+            self._log_begin(update)
         if update.done is not None:
             self._meter.add(time.monotonic(), update.done, update.unit)
             self._policy.progress(f"{update.phase} {update.unit}", update.done)
@@ -291,6 +325,10 @@ class _TaskRunPage:
                 self._send_failure(self._last.failure)
             if isinstance(error, Exception):
                 self.end_bar(f"failed: {visible(first_line(error), 200)}")
+                resume = f"\n{RESUME_HEADING} {self._context.resume}" if self._context.resume else ""
+                self._log.error(
+                    "%s failed: %s\n%s%s%s", self._label, _reason(error), advice(error), resume, _tail(error)
+                )
             if self._last and self._last.key:
                 note_giving_up(Layout(self._context.store_root).staging_files(self._last.key).folder, self._context)
             return False
@@ -315,6 +353,7 @@ class _TaskRunPage:
             outage_until=until.timestamp() if until else None,
         )
         notify(update)
+        self._log.warning("%s failed: %s\n%s%s", self._label, _reason(error), note, _tail(error))
         share = (self._last.share if self._last else None) or 0.0
         text = f"{note}, after: {visible(update.reason).splitlines()[0]}"
         self._show(100.0 * share, text)
@@ -322,14 +361,37 @@ class _TaskRunPage:
             write_retry_note(Layout(self._context.store_root).staging_files(self._last.key).folder, text, self.pause_s)
         return True
 
-    def _log_begin(self) -> None:
-        """Say in the log of Prefect's page where that of the stage's own process is."""
-        run = self._context.run_id[:8]
-        page = run_page(self._context.run_id)
-        where = f"`nautile logs {run} --stage {self._label}`" + (f" or {page}" if page else "")
+    @property
+    def _log(self) -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
         # Outside a task run, as in a thread without its context, Prefect has no log to write to.
-        log = get_run_logger() if TaskRunContext.get() else logger
-        log.info("%s works in a process of its own; what it writes is shown by %s", self._label, where)
+        return get_run_logger() if TaskRunContext.get() else logger
+
+    def _files(self, key: str) -> StagingFiles:
+        return Layout(self._context.store_root).staging_files(key)
+
+    def _log_begin(self, update: StageUpdate) -> None:
+        """Say where the log of the stage's own process is."""
+        run, own = self._context.run_id[:8], self._files(update.key).log
+        self._warnings, self._waits_for = WarningsOf(own), ""
+        page = run_page(self._context.run_id)
+        command = shell_command("nautile", "logs", run, "--stage", self._label)
+        what = f"{self._label} works" + (f", attempt {update.attempt}" if update.attempt > 1 else "")
+        where = f"{own} (`{command}` shows it" + (f", and {page})" if page else ")")
+        self._log.info("%s; the log of its process is %s", what, where)
+
+    def _repeat_warnings(self, *, at_once: bool) -> None:
+        if self._warnings is None or (not at_once and time.monotonic() - self._looked_at < LOG_EVERY_S):
+            return
+        self._looked_at = time.monotonic()
+        for line in self._warnings.new():
+            self._log.warning("%s", visible(line, LONGEST_LINE))
+
+    def _log_end(self, key: str) -> None:
+        """Repeat the last lines of the stage's own log, and say where it will be: its folder goes with publication."""
+        files, layout = self._files(key), Layout(self._context.store_root)
+        if (tail := files.log_tail()) and isinstance(record := read_json(files.execution), dict):
+            kept = layout.execution_log(self._stage, str(record.get("execution")))
+            self._log.info("%s has ended; the last lines of its log, %s:\n%s", self._label, kept, visible(tail))
 
     def end_bar(self, text: str) -> None:
         """Leave the bar, if there is one, where it is: the stage has failed or was cancelled."""
@@ -371,6 +433,17 @@ class _TaskRunPage:
         except Exception as error:
             # A server that is down for a moment must not fail hours of work; the store has the same facts.
             logger.warning("an artifact of %s could not be sent to Prefect: %s", self._label, error)
+
+
+def _reason(error: Exception) -> str:
+    return visible(reason(error), LONGEST_LINE)
+
+
+def _tail(error: Exception) -> str:
+    """The last lines of the log of a process that crashed; "" after an error that says all by itself."""
+    if not isinstance(error, StageCrash) or not error.log_tail.strip():
+        return ""
+    return f"\nThe last lines of its log, {error.log}:\n{visible(error.log_tail)}"
 
 
 def _summary(update: StageUpdate, outputs: dict[str, str]) -> str:

@@ -100,7 +100,7 @@ def test_what_a_lasting_refusal_leaves_is_asked_again_by_the_next_attempt(run, f
     assert (len(output.kept), output.rejected, server.answered) == (PROMPTS, [], PROMPTS)
 
 
-def test_the_progress_line_says_why_it_waits(run, fields, monkeypatch):
+def test_the_progress_line_says_why_it_waits_and_the_log_says_it_once(run, fields, monkeypatch, caplog):
     monkeypatch.setattr(sessions, "WAITING_S", 0.02)
     arrivals = count()
     with FakeOpenAI(faults=lambda arrival: "429" if 4 <= next(arrivals) < 6 else None, retry_after="0.4") as server:
@@ -108,6 +108,7 @@ def test_the_progress_line_says_why_it_waits(run, fields, monkeypatch):
     notes = [event["note"] for kind, event in output.events if kind == "progress"]
     assert any(note.endswith("endpoint 't' refuses requests for their rate (429)") for note in notes)
     assert notes[-1] == "100% accepted"
+    assert [line for line in caplog.messages if "429" in line] == ["endpoint 't' refuses requests for their rate (429)"]
 
 
 def test_an_endpoint_that_fails_at_every_prompt_but_answers_others_is_named(run, fields):
