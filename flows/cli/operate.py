@@ -2,14 +2,18 @@
 
 import contextlib
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError
 from nautile.common.processes import collector_paused, is_loopback, url_host
+from nautile.common.text import visible
 from nautile.flows.cli.terminal import ConfigArgument, Json, SetOption, console_for, show_as, the_store
+
+if TYPE_CHECKING:
+    from nautile.configs.schema import RunConfig
 
 
 def dashboard(
@@ -104,16 +108,19 @@ def retry(
     """Start a run again that failed, crashed or was cancelled, on its Prefect server. Finished steps are reused.
 
     For runs of a form, a schedule or an API call: a run from a terminal continues with its own command.
+    After `nautile down`, the services are started again first, as `nautile up` was called last.
     """
     from nautile.flows.logs import full_id
     from nautile.flows.operate import run_actions, services
 
     store = the_store()
-    api = os.environ.get("PREFECT_API_URL") or services.url_of(store, "server")
-    if not api:
-        raise ConfigError("no Prefect server: start it with `nautile up`, or name yours in PREFECT_API_URL")
+    run, api = full_id(store, run), os.environ.get("PREFECT_API_URL")
+    # Without the deployments the server would wait for ever for a process that begins the run.
+    if not api and not all(services.url_of(store, name) for name in ("server", "deployments")):
+        services.up_again(store)
+    api = api or services.url_of(store, "server")
+    assert api  # `up_again` raises unless it runs
     services.use_login(store)
-    run = full_id(store, run)
     run_actions.retry_ended(api, run)
     console_for().print(f"run {run[:8]} starts again: `{shell_command('nautile', 'status', run[:8])}` shows it")
 
@@ -131,8 +138,9 @@ def up(
     from nautile.flows.cli.tables import service_table
     from nautile.flows.operate import prefect_server, services
 
-    load(config)  # raises for an invalid configuration before anything is started
+    run_config = load(config)  # raises for an invalid configuration before anything is started
     store, console = the_store(), console_for()
+    last, had_server = services.last_up(store), services.url_of(store, "server") is not None
     with console.status("starting") as spinner:
         running = services.up(store, config, port, dashboard_port, spinner.update, host)
         os.environ.setdefault("PREFECT_API_URL", services.url_of(store, "server") or "")
@@ -143,8 +151,10 @@ def up(
         for result in reconcile_if_possible(store):
             console.print(result.line(), soft_wrap=True)
     console.print(service_table(running), crop=False)
-    if line := prefect_server.other_history(store):
+    line = "" if had_server else prefect_server.other_history(store, last.home if last else None)
+    if line:
         console_for(stderr=True).print(line, style="yellow", soft_wrap=True)
+    print_kept_changes(run_config, os.environ["PREFECT_API_URL"])
     console.print(
         "`nautile run` uses this server if it has the same store; elsewhere, and for Prefect's own commands:\n"
         + shell_command("export", f"PREFECT_API_URL={services.url_of(store, 'server')}"),
@@ -158,13 +168,29 @@ def up(
         )
 
 
+def print_kept_changes(config: "RunConfig", api: str) -> None:
+    """Print, on standard error, where the server differs from the configuration."""
+    from nautile.flows.operate.kept_changes import kept_changes
+
+    try:
+        lines = kept_changes(api, config)
+    except ConfigError as error:
+        lines = [str(error)]
+    if lines:
+        heading = "changed in Prefect's page, and kept until it is changed there or in the configuration:"
+        text = "\n  ".join([heading, *lines])
+        console_for(stderr=True).print(visible(text), style="yellow", soft_wrap=True, markup=False)
+
+
 def down() -> None:
     """Stop the services that `nautile up` started and the runs of their forms, and nothing else."""
     from nautile.flows.operate import services
 
     def report(run: str) -> None:
         console_for().print(
-            f"stopping run {run[:8]}; its finished work is kept, and Retry continues it", soft_wrap=True
+            f"stopping run {run[:8]}; its finished work is kept, and "
+            f"`{shell_command('nautile', 'retry', run[:8])}` continues it",
+            soft_wrap=True,
         )
 
     for service in services.down(the_store(), report):

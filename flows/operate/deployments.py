@@ -81,6 +81,7 @@ from nautile.flows.nightly.evaluation import evaluation
 from nautile.flows.nightly.regression import regression
 from nautile.flows.operate import automations, concurrency, services
 from nautile.flows.operate.automations import TAG
+from nautile.flows.operate.kept_changes import SCHEDULE
 from nautile.flows.operate.reconcile import settle_runs
 from nautile.flows.pipeline import pipeline
 from nautile.store.mirror import open_store
@@ -90,7 +91,6 @@ log = logging.getLogger(__name__)
 CANCELLED_S = 5.0  # between two looks for cancelled runs
 SETTLE_EVERY = 12  # of these looks, one also looks for what dead processes have left
 LINGER = timedelta(seconds=60)  # most time from the end of a run, as the server has it, to that of its process
-SCHEDULE = "nautile"  # slug of the schedule that the configuration declares
 _MOST = 200  # runs of a request
 
 

@@ -81,18 +81,24 @@ def configure_prefect(store: Store) -> Path:
     return log_file
 
 
-def other_history(store: Store) -> str:
-    """A line that says that the server's history of runs is not the store's own; "" if it is, or in another database.
+def other_history(store: Store, last: str | None) -> str:
+    """A line that says that the server's history of runs is not that of the last `nautile up`; "" if it is.
 
-    After `configure_prefect`. The store has a history of its own, which this does not concern.
+    After `configure_prefect`. `last`: PREFECT_HOME of that server, empty if its database was elsewhere; None if it is
+    not known. The store's own history (`nautile runs`) is not concerned.
     """
-    own, home = store.prefect, os.environ.get("PREFECT_HOME")
-    if not home or database_is_elsewhere():
+    before = str(store.prefect) if last is None else last
+    if database_is_elsewhere():
+        there, is_other = "the database of PREFECT_SERVER_DATABASE_…", bool(last)
+    else:
+        there = str(Path(os.environ["PREFECT_HOME"]).expanduser().absolute())
+        is_other = there != (before and str(Path(before).expanduser().absolute()))
+    if not is_other:
         return ""
-    path = Path(home).expanduser().absolute()
-    if path == own:
-        return ""
-    return f"PREFECT_HOME is set: the server has the history of runs in {path}, not that of this store in {own}"
+    return (
+        f"the server has the history of runs in {there}, not that of the last `nautile up` in "
+        f"{before or 'the database of PREFECT_SERVER_DATABASE_…'}: PREFECT_HOME and PREFECT_SERVER_DATABASE_… choose it"
+    )
 
 
 def without_database(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """`nautile up` and `nautile down`: Prefect's server, the deployments and the dashboard, as three processes on loopback.
 
 `services.json` in the store lists them with their start times, so that `down` ends only these processes, never a later
-process with the same id. If the server listens on another address than loopback, it requires a login, which is
-generated and stored in a file that only its owner can read.
+process with the same id. It also has how `up` was called, by which `nautile retry` starts them again after `down`. If
+the server listens on another address than loopback, it requires a login, which is generated and stored in a file that
+only its owner can read.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -24,13 +25,14 @@ import httpx
 import psutil
 from pydantic import TypeAdapter, ValidationError
 
+from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json, write_json
 from nautile.common.processes import is_loopback, listen, machine_start, module_command, pid_space, url_host
 from nautile.configs.load import load
 from nautile.flows.operate import prefect_server
 from nautile.flows.operate.prefect_calls import call
-from nautile.flows.operate.prefect_faults import database_fault, last_error, setting_fault
+from nautile.flows.operate.prefect_faults import database_fault, database_is_elsewhere, last_error, setting_fault
 from nautile.store.artifacts import Store
 from nautile.store.locks import KeyLock
 from nautile.store.manifest import host
@@ -68,6 +70,27 @@ class Service:
 
 
 @dataclass(frozen=True)
+class LastUp:
+    """How the services were started the last time, and what history of runs their server has.
+
+    `folder`: the working folder, from which `config` may be a relative path. `home`: PREFECT_HOME of the server; empty
+    if its database is elsewhere.
+    """
+
+    config: str
+    folder: str
+    server_port: int
+    dashboard_port: int
+    address: str
+    home: str
+
+    def command(self) -> list[str]:
+        """The words of the command that starts them again; `folder` must be the working folder."""
+        ports = ["--port", str(self.server_port), "--dashboard-port", str(self.dashboard_port)]
+        return ["up", self.config, *ports, "--host", self.address]
+
+
+@dataclass(frozen=True)
 class _Launch:
     """How to start a service, and how to check that it is ready."""
 
@@ -78,7 +101,7 @@ class _Launch:
     ready: Callable[[Service], bool]
 
 
-_SERVICES = TypeAdapter(list[Service])
+_SERVICES, _LAST_UP = TypeAdapter(list[Service]), TypeAdapter(LastUp)
 
 
 def up(
@@ -134,6 +157,11 @@ def _up(
         ),
         _Launch("dashboard", dashboard_command, api_variable, page, _dashboard_answers),
     ]
+    before = last_up(store)
+    home = "" if database_is_elsewhere() else os.environ.get("PREFECT_HOME", str(store.prefect))
+    home = before.home if before and "server" in running else home
+    ports = urlsplit(api).port or server_port, urlsplit(page).port or dashboard_port
+    last = LastUp(config, str(Path.cwd()), *ports, address=urlsplit(api).hostname or address, home=home)
     for launch in launches:
         if launch.name in running:
             continue
@@ -145,8 +173,7 @@ def _up(
         running[launch.name] = service
         # Written before the wait, so that `down` also ends a service that does not become ready; in the order of the
         # launches, whichever of them was started again, because `down` goes through it in reverse.
-        entries = [asdict(running[other.name]) for other in launches if other.name in running]
-        write_json(_record(store), {"services": entries})
+        _write(store, [running[other.name] for other in launches if other.name in running], last)
         _wait(service, launch.ready, earlier)
     return [running[launch.name] for launch in launches]
 
@@ -224,6 +251,30 @@ def services(store: Store) -> list[Service]:
         ) from None
 
 
+def last_up(store: Store) -> LastUp | None:
+    """How `up` has started the services the last time, also after `down`; None if that is not known."""
+    try:
+        return _LAST_UP.validate_python(read_json(_record(store))["last"])  # type: ignore[index]  # caught below
+    except (ValidationError, LookupError, TypeError):
+        return None
+
+
+def up_again(store: Store) -> None:
+    """Start what does not run of the services, as `nautile up` was called last; it prints what it has started.
+
+    Raises `ConfigError` if that is not known, or fails.
+    """
+    if (last := last_up(store)) is None:
+        raise ConfigError("no Prefect server: start it with `nautile up`, or name yours in PREFECT_API_URL")
+    command = shell_command("nautile", *last.command())
+    if not Path(last.folder).is_dir():
+        raise ConfigError(f"no Prefect server: its folder {last.folder} is gone; start one with `{command}`")
+    if subprocess.run(
+        module_command("nautile.flows.cli.main", *last.command()), cwd=last.folder, check=False
+    ).returncode:
+        raise ConfigError(f"no Prefect server: `{command}` in {last.folder} has failed, as said above")
+
+
 def url_of(store: Store, name: str) -> str | None:
     """The address of a running service (of the `server`: its API); None if it does not run."""
     return next((service.url for service in services(store) if service.name == name and service.alive()), None)
@@ -249,7 +300,10 @@ def _down(store: Store, report: Callable[[str], None]) -> list[Service]:
                 _end_runs(service, report)
             _end(service)
             ended.append(service)
-    _record(store).unlink(missing_ok=True)
+    if (last := last_up(store)) is None:
+        _record(store).unlink(missing_ok=True)
+    else:
+        _write(store, [], last)
     _login_file(store).unlink(missing_ok=True)
     return ended
 
@@ -359,6 +413,10 @@ def _birth(pid: int) -> str | None:
         return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
     except (OSError, psutil.NoSuchProcess):
         return None
+
+
+def _write(store: Store, running: Sequence[Service], last: LastUp) -> None:
+    write_json(_record(store), {"services": [asdict(service) for service in running], "last": asdict(last)})
 
 
 def _record(store: Store) -> Path:

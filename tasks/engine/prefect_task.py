@@ -300,7 +300,7 @@ class _TaskRunPage:
             self._log.info("%s waits: %s", self._label, visible(update.note, LONGEST_LINE))
         if update.state == "reused":
             self._log.info("%s is in the store: %s", self._label, ", ".join(update.outputs.values()))
-        if update.state in ("running", "publishing", "failed", "cancelled"):
+        if update.state in ("running", "publishing", "cancelled"):  # after a failure the last lines follow
             self._repeat_warnings(at_once=update.state != "running")
         if update.state == "publishing":
             self._log_end(update.key)

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
-from nautile.common.processes import free_port
+from nautile.common.processes import free_port, module_command
+from nautile.configs.load import load
 from nautile.flows.operate import services
+from nautile.flows.operate.kept_changes import kept_changes
 from nautile.flows.operate.questions import approve, waiting
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
@@ -133,7 +136,7 @@ def test_after_the_death_of_any_service_everything_goes_on(operated, victim):
     assert set(stopped) <= {entry for entry in stopped if entry not in (run, again)}  # at most one of the schedule
 
 
-def test_down_names_the_run_that_it_stops_and_frees_its_slot_and_its_retry_goes_on(operated):
+def test_down_names_the_run_that_it_stops_and_frees_its_slot_and_retry_goes_on_after_it(operated):
     run, step = operated.step_at_work()
     stopped: list[str] = []
     services.down(operated.store, stopped.append)
@@ -141,15 +144,18 @@ def test_down_names_the_run_that_it_stops_and_frees_its_slot_and_its_retry_goes_
     assert not step.is_running()
     (row,) = Catalog(operated.store).query("SELECT state FROM plans WHERE run = ?", [run])
     assert row["state"] == "interrupted"  # nobody has cancelled it
-    operated.up()
-    assert operated.state(run)["type"] == "CRASHED"
-    limits = fetch(f"{operated.api}/v2/concurrency_limits/filter", {})
-    assert {entry["name"]: entry["active_slots"] for entry in limits if entry["name"].startswith("nautile-")} == {
-        "nautile-accelerator": 0, "nautile-cpu": 0, "nautile-network": 0,
-    }  # fmt: skip
+    # The printed command, from another folder: it starts the services again as they were.
     (operated.folder / "go").touch()
-    operated.set_state(run, type="SCHEDULED", name="AwaitingRetry")
+    command = module_command("nautile.flows.cli.main", "retry", run)
+    done = subprocess.run(command, cwd=operated.folder, capture_output=True, text=True, check=False)
+    assert (done.returncode, f"run {run[:8]} starts again" in done.stdout) == (0, True), done
     wait_for(lambda: operated.state(run)["type"] == "COMPLETED")
+    limits = fetch(f"{operated.api}/v2/concurrency_limits/filter", {})
+    assert {entry["name"] for entry in limits if entry["name"].startswith("nautile-")} == {
+        "nautile-accelerator", "nautile-cpu", "nautile-network",
+    }  # fmt: skip
+    states = fetch(f"{operated.api}/flow_run_states/?flow_run_id={run}")
+    assert [state["type"] for state in states].count("CRASHED") == 1
 
 
 def test_a_run_whose_process_hangs_is_crashed_with_its_tasks_and_nobody_has_cancelled_it(operated):
@@ -193,6 +199,11 @@ def test_a_restart_keeps_what_the_operator_has_changed_and_runs_one_of_the_misse
     }
     assert times == {"* * * * *": False, "0 5 * * *": True}
     assert fetch(limit)["limit"] == 3
+    assert kept_changes(operated.api, load(str(operated.config))) == [
+        "the limit nautile-network is 3; resources.network is 1",
+        "the deployment evaluation-toy: its schedule * * * * * UTC is paused",
+        "the deployment evaluation-toy has a schedule of its own, 0 5 * * * UTC",
+    ]
     assert [operated.end_of(run) for run in missed] == ["CANCELLED", "CANCELLED", "COMPLETED"]
     # A configuration that changed its own schedule replaces that one alone; it stays paused.
     operated.config.write_text(

@@ -13,8 +13,10 @@ from prefect.testing.cli import CycloptsCliRunner
 
 from nautile.common.errors import ConfigError
 from nautile.configs.load import load
-from nautile.flows.operate.automations import SILENT
+from nautile.flows.operate import concurrency
+from nautile.flows.operate.automations import SILENT, TAG
 from nautile.flows.operate.deployments import POOL, _Runner, deploy_settings, deployments, register
+from nautile.flows.operate.kept_changes import SCHEDULE, kept_changes
 from nautile.store.artifacts import Store
 from tests.support.servers.prefect_calls import fetch, remove_limits, request
 from tests.support.stages.toy_cli import ROOT, environment
@@ -77,6 +79,51 @@ def prefect(url: str, *arguments: str) -> str:
         result = CycloptsCliRunner().invoke(list(arguments))
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+@pytest.mark.slow
+def test_where_the_server_differs_from_the_configuration_is_said(prefect_url):
+    """Declared by the API with the names of ours, and changed as in Prefect's page."""
+    settings = ["name=changed", 'schedule.cron="30 4 * * *"', "schedule.timezone=Europe/Paris"]
+    config = load(TOY, settings)
+    times = {"cron": config.schedule.cron, "timezone": config.schedule.timezone}
+    flow = fetch(f"{prefect_url}/flows/", {"name": "evaluation"})["id"]
+    body = {"name": "evaluation-changed", "flow_id": flow, "tags": [TAG, "changed"]}
+    schedules = [{"schedule": times, "active": True, "slug": SCHEDULE}]
+    deployment = fetch(f"{prefect_url}/deployments/", body | {"schedules": schedules})
+    own = f"{prefect_url}/deployments/{deployment['id']}"
+    with temporary_settings({PREFECT_API_URL: prefect_url}):
+        concurrency.declare(config.resources.limits())
+    try:
+        assert kept_changes(prefect_url, config) == []
+        for limit, change in (("cpu", {"limit": 3}), ("network", {"active": False})):
+            url = f"{prefect_url}/v2/concurrency_limits/nautile-{limit}"
+            request(url, change, method="PATCH").raise_for_status()
+        request(f"{prefect_url}/v2/concurrency_limits/nautile-accelerator", method="DELETE").raise_for_status()
+        fetch(f"{own}/schedules", [{"schedule": {"interval": 3600}, "active": True}])
+        schedule = f"{own}/schedules/{deployment['schedules'][0]['id']}"
+        request(schedule, {"active": False}, method="PATCH").raise_for_status()
+        request(own, {"paused": True}, method="PATCH").raise_for_status()
+        name = "the deployment evaluation-changed"
+        assert sorted(kept_changes(prefect_url, config)) == [
+            f"{name} has a schedule of its own, every 3600 s UTC",
+            f"{name} is paused",
+            f"{name}: its schedule 30 4 * * * Europe/Paris is paused",
+            "the limit nautile-accelerator is gone: `nautile down` and `up` declare it again",
+            "the limit nautile-cpu is 3; resources.cpu is 1",
+            "the limit nautile-network is switched off; resources.network is 1",
+        ]
+        request(schedule, {"schedule": {"cron": "0 5 * * *"}}, method="PATCH").raise_for_status()
+        assert f"{name} runs at 0 5 * * * UTC, which is paused; [schedule] says 30 4 * * * Europe/Paris" in (
+            kept_changes(prefect_url, config)
+        )
+        request(schedule, method="DELETE").raise_for_status()
+        assert f"{name} has no schedule; [schedule] says 30 4 * * * Europe/Paris" in kept_changes(prefect_url, config)
+    finally:
+        request(own, method="DELETE").raise_for_status()
+        remove_limits(prefect_url)
+    with pytest.raises(ConfigError, match="does not say what was changed there"):
+        kept_changes("http://127.0.0.1:9/api", config)
 
 
 def test_a_stop_of_the_deployments_leaves_no_coroutine_that_nobody_awaits():

@@ -114,11 +114,20 @@ def test_another_home_of_prefect_has_another_history_which_is_said(store, monkey
     monkeypatch.setenv("PREFECT_HOME", "")  # so that what is set below is undone
     monkeypatch.delenv("PREFECT_HOME")
     prefect_env.configure_prefect(store)
-    assert prefect_env.other_history(store) == ""
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "other"))
-    assert f"history of runs in {tmp_path / 'other'}, not that of this store" in prefect_env.other_history(store)
+    own, other = str(store.prefect), str(tmp_path / "other")
+    assert prefect_env.other_history(store, None) == prefect_env.other_history(store, own) == ""
+    assert f"history of runs in {own}, not that of the last `nautile up` in {other}:" in prefect_env.other_history(
+        store, other
+    )
+    monkeypatch.setenv("PREFECT_HOME", other)
+    assert prefect_env.other_history(store, other) == ""
+    assert f"history of runs in {other}, not that of the last `nautile up` in {own}:" in prefect_env.other_history(
+        store, None
+    )
+    assert "in the database of PREFECT_SERVER_DATABASE_" in prefect_env.other_history(store, "")
     monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "postgresql://db/x")
-    assert prefect_env.other_history(store) == ""
+    assert prefect_env.other_history(store, "") == ""
+    assert prefect_env.other_history(store, own).startswith("the server has the history of runs in the database of")
 
 
 OURS = metadata.version("prefect")

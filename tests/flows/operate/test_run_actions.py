@@ -1,9 +1,11 @@
 """`nautile retry`: what a server starts again, and what is said where it cannot."""
 
 import uuid
+from dataclasses import replace
 
 import pytest
 
+from nautile.flows.operate import services
 from nautile.store.manifest import now
 from nautile.tasks.engine.attempt_log import write_row
 from tests.support.servers.http_server import FakeServer, Response, json_response
@@ -82,6 +84,25 @@ def test_without_its_server_the_command_says_what_is_missing(recorded, monkeypat
     monkeypatch.setenv("PREFECT_API_URL", server.url)
     code, _, error = command_line("retry", RUN)  # the server is gone
     assert (code, f"no Prefect server answers at {server.url}" in error) == (2, True)
+
+
+def test_after_down_the_services_are_started_again_as_up_was_called(recorded, monkeypatch, command_line, tmp_path):
+    """Here that fails at once, for the configuration is gone since: what is said, and that nothing was started."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    last = services.LastUp("gone.toml", str(tmp_path), 4310, 8610, "127.0.0.1", "")
+    services._write(recorded, [], last)
+    assert services.last_up(recorded) == last
+    assert services.down(recorded) == []
+    assert services.last_up(recorded) == last  # it outlives `down`
+    code, _, error = command_line("retry", RUN)
+    command = "nautile up gone.toml --port 4310 --dashboard-port 8610 --host 127.0.0.1"
+    assert (code, f"`{command}` in {tmp_path} has failed, as said above" in error) == (2, True)
+    services._write(recorded, [], replace(last, folder=str(tmp_path / "gone")))
+    code, _, error = command_line("retry", RUN)
+    assert (code, f"its folder {tmp_path / 'gone'} is gone; start one with `{command}`" in error) == (2, True)
+    recorded.services.write_text('{"services": [], "last": {"config": 5}}')
+    code, _, error = command_line("retry", RUN)
+    assert (code, "start it with `nautile up`" in error) == (2, True)
 
 
 class Page(FakeServer):
