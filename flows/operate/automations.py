@@ -47,7 +47,10 @@ def silent_runs(within: timedelta = timedelta(seconds=SILENT_S)) -> AutomationCo
     """The automation that marks runs of this project as Crashed when their heartbeats stop for the time `within`."""
     return AutomationCore(
         name=SILENT,
-        description=f"No heartbeat for {SILENT_S} s: the process of the run and its serving process are gone.",
+        description=(
+            f"Sets a run to Crashed that has sent no heartbeat for {SILENT_S} s: its process is gone, and so "
+            "is the one that started it. Finished work is kept, and `nautile retry RUN` continues."
+        ),
         trigger=EventTrigger(
             after={_BEAT},
             expect={_BEAT, _SUSPENDED, *(f"prefect.flow-run.{state}" for state in WITHOUT_PROCESS)},
@@ -103,6 +106,7 @@ def on_regression(config: RunConfig) -> DeploymentEventTrigger:
     """The trigger that starts its deployment (`flows.nightly.regression`) after a regression of this configuration."""
     return DeploymentEventTrigger(
         name=f"nautile: show regressions of {config.name}",
+        description="After an evaluation found that a benchmark has fallen: shows what is answered wrong now.",
         expect={EVENT},
         match=ResourceSpecification({"prefect.resource.id": ["nautile.evaluation.*"], CONFIG_LABEL: [config.name]}),
         posture=Posture.Reactive,

@@ -62,6 +62,7 @@ def test_prefect_deploys_every_entry_of_the_file(local, prefect_url, tmp_path):
     (trigger,) = served["regression-local"].triggers
     assert automation["trigger"]["expect"] == list(trigger.expect)
     assert automation["trigger"]["match"] == trigger.match.model_dump(mode="json")
+    assert automation["description"] == trigger.description
     (action,) = automation["actions"]
     assert action["parameters"] == trigger.parameters
 
