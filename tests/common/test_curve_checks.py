@@ -13,7 +13,7 @@ def curve(*values):
     ("metric", "bad", "words", "healthy"),
     [
         ("validation_loss", curve(6.0, 4.6, 5.0, 8.4), "of web rose from 4.6 at step 20 to 8.4", curve(6.0, 4.6, 4.7)),
-        ("entropy", curve(1.0, 0.02, 0.005, 0.005), "0.0067 nats per token, below 0.01", curve(0.02, 0.5, 0.4, 0.3)),
+        ("entropy", curve(1.0, 0.01, 0.005, 0.005), "0.0067 nats per token, below 0.01", curve(0.02, 0.5, 0.4, 0.3)),
         ("zero_signal_share", curve(0.2, 0.9, 0.9, 0.9), "90% of the groups", curve(0.9, 0.5, 0.4, 0.3)),
         ("balance_factor", curve(0.5, 3.2, 0.5, 0.5), "in 25% of the points, at most 3.2", curve(0.5, 1.0, 0.9)),
     ],
