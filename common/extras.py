@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib import metadata
 from types import TracebackType
 
 from nautile.common.errors import ConfigError
@@ -40,6 +39,8 @@ def package_of(module: str) -> str:
 @cache
 def packages_by_extra() -> dict[str, set[str]]:
     """Extra -> the packages that it adds, in the order of pyproject.toml; "" has those of the core."""
+    from importlib import metadata  # not above: it loads the email package, for each start of a command
+
     own: dict[str, set[str]] = {}
     named: dict[str, list[str]] = {}  # extra -> other extras that it contains
     for requirement in metadata.requires("nautile") or []:
@@ -91,6 +92,8 @@ def extras_named() -> Iterator[None]:
 
 
 def _is_installed(package: str) -> bool:
+    from importlib import metadata
+
     try:
         metadata.distribution(package)
     except metadata.PackageNotFoundError:

@@ -1,6 +1,5 @@
 """Process utilities: exit codes, child processes, ending with the parent, priorities, memory limits, sockets."""
 
-import asyncio
 import ctypes
 import errno
 import gc
@@ -81,6 +80,8 @@ def begin_as_usual() -> None:
 
 def run_async(work: Coroutine[None, None, T]) -> T:
     """`asyncio.run`, also where this thread has a running event loop, as in a notebook: then in a thread of its own."""
+    import asyncio
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:

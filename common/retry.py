@@ -5,8 +5,6 @@ unchanged. `retry` blocks its thread, `retry_async` awaits. Both take the `sleep
 be interrupted and tests need not wait.
 """
 
-import asyncio
-import email.utils
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -84,9 +82,12 @@ async def retry_async(
     should_retry: Callable[[Exception], bool],
     retry_after_s: Callable[[Exception], float | None] = lambda error: None,
     before_pause: Callable[[Exception, int, float], object] = lambda error, attempt, pause_s: None,
-    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    sleep: Callable[[float], Awaitable[object]] | None = None,
 ) -> T:
-    """`retry` for a coroutine function."""
+    """`retry` for a coroutine function. `sleep`: None for `asyncio.sleep`."""
+    import asyncio  # not above: most processes, as those of the command line, wait for nothing this way
+
+    sleep = sleep or asyncio.sleep
     start_time = time.monotonic()
     attempt = 1
     while True:
@@ -122,8 +123,10 @@ def _is_number(text: str) -> bool:
 
 def _seconds_of(date: str) -> float | None:
     """The seconds of the epoch of a date in a header, which is in UTC if it does not say; None if it is none."""
+    from email.utils import parsedate_to_datetime  # which imports a fifth of the email package
+
     try:
-        moment = email.utils.parsedate_to_datetime(date)
+        moment = parsedate_to_datetime(date)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, TypeError, OverflowError):  # a date may have numbers of any size
         return None

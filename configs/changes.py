@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from nautile.common.text import amount, visible
-from nautile.configs.keys import key_settings
-from nautile.configs.schema import RunConfig
 
 MOST_SHOWN = 3  # changes in a one-line description
 LONGEST = 24  # characters of a value in the description
@@ -25,17 +23,6 @@ class Change:
 def read_changes(text: str | None) -> list[Change]:
     """The changes in a column `changes` of the catalog, which is a JSON list, or null."""
     return [Change(entry["field"], entry["before"], entry["after"]) for entry in json.loads(text or "[]")]
-
-
-def changed_settings(base: RunConfig, config: RunConfig) -> list[Change]:
-    """All fields in which `config` differs from `base`; `name` is not compared.
-
-    Fields that are in a key come first, because a short description shows only the first changes, and these change what
-    is made; then the order of the sections. Lists of equal length are compared entry by entry, other lists as a whole.
-    """
-    before, after = (settings.model_dump(mode="json", exclude={"name"}) for settings in (base, config))
-    in_key = {change.field for change in differences(key_settings(before), key_settings(after))}
-    return sorted(differences(before, after), key=lambda change: change.field not in in_key)
 
 
 def describe_changes(changes: Sequence[Change], most: int | None = MOST_SHOWN) -> str:

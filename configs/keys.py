@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 
 from nautile.common.files import content_digests
 from nautile.configs.base import NotInKey, Section
+from nautile.configs.changes import Change, differences
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.evaluation import ModelUnderTest
 from nautile.configs.ingest import IngestPart, SourceConfig
@@ -67,6 +68,17 @@ def key_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The semantic fields of a whole configuration (JSON data), which some step's key has."""
     fields: dict[str, Any] = _semantic(settings, RunConfig, {})
     return fields
+
+
+def changed_settings(base: RunConfig, config: RunConfig) -> list[Change]:
+    """All fields in which `config` differs from `base`; `name` is not compared.
+
+    Fields that are in a key come first, because a short description shows only the first changes, and these change what
+    is made; then the order of the sections. Lists of equal length are compared entry by entry, other lists as a whole.
+    """
+    before, after = (settings.model_dump(mode="json", exclude={"name"}) for settings in (base, config))
+    in_key = {change.field for change in differences(key_settings(before), key_settings(after))}
+    return sorted(differences(before, after), key=lambda change: change.field not in in_key)
 
 
 def with_local_files(section: dict[str, Any], memory: Path | None = None) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import Any
 
 from nautile.configs.plugins import Registry
 
+# The stages that train, each the checkpoint of the one before.
+TRAINED = ("pretrain", "supervise", "align", "reason", "self_distill")
 # Name -> module in `tasks`.
 _MODULES = {
     "held_out": "evaluate", "tokenizer": "tokenizer",

@@ -22,10 +22,9 @@ from nautile.common.errors import ConfigError
 from nautile.configs.base import Operational, OptimizerConfig, Section, Share, TaskConfig, Worker
 from nautile.configs.distill import PromptSetConfig
 from nautile.configs.rewards import DEFAULT_REWARD, known_reward
+from nautile.configs.stages import TRAINED
 
 SMALLEST_GUARD = 8  # problems: with fewer the guard's test never rejects (2 / 2**8 < 0.01)
-# Each stage trains the checkpoint of the one before.
-TRAINED = ("pretrain", "supervise", "align", "reason", "self_distill")
 MOST_GUARD = 400  # default upper limit of guard problems; GSM8K has 393
 RewardName = Annotated[str, AfterValidator(known_reward)]
 # Least share of right completions among the first that a stage samples, below which it stops before it is paid for in

@@ -26,8 +26,7 @@ from nautile.configs.plugins import PLUGINS
 from nautile.configs.readers import READERS, reader_versions
 from nautile.configs.rewards import DEFAULT_REWARD, REWARDS
 from nautile.configs.schema import DISTILLED, RunConfig
-from nautile.configs.stages import STAGES
-from nautile.configs.training import TRAINED
+from nautile.configs.stages import STAGES, TRAINED
 from nautile.evals.benchmarks.loading import with_own_files
 from nautile.evals.benchmarks.registry import is_generated
 from nautile.evals.benchmarks.stand_ins import HELD_OUT

@@ -19,9 +19,9 @@ from nautile.common.commands import program, shell_command
 from nautile.common.errors import ConfigError
 from nautile.common.text import counted, duration
 from nautile.configs.changes import Change, read_changes
-from nautile.configs.training import TRAINED
+from nautile.configs.stages import TRAINED
 from nautile.data.tokens.losses import LOST
-from nautile.evals.benchmarks.registry import table_1_benchmarks
+from nautile.evals.benchmarks.titles import TABLE_1
 from nautile.flows.operate.questions import waiting
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import Catalog, CatalogRow
@@ -29,7 +29,7 @@ from nautile.store.events import read_live
 from nautile.store.manifest import RUN, host
 from nautile.store.staging_mirror import upload_note
 from nautile.store.views import run_seconds
-from nautile.tasks.engine.attempt_log import read_retry_note
+from nautile.tasks.engine.progress import read_retry_note
 
 Query = Callable[..., list[CatalogRow]]  # (SQL, parameters...) -> rows
 FINISHED = ("done", "reused")
@@ -213,7 +213,7 @@ def scores_of(query: Query, runs: Sequence[str]) -> dict[str, dict[str, CatalogR
     scores: dict[str, dict[str, CatalogRow]] = {}
     if not rows:
         return scores
-    for benchmark, stage in product(table_1_benchmarks(), TRAINED):
+    for benchmark, stage in product(TABLE_1, TRAINED):
         for row in rows:
             # The first of the benchmarks that any stage was evaluated on.
             if (row["benchmark"], row["after"]) == (benchmark, stage) and all(

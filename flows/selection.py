@@ -8,7 +8,8 @@ from nautile.common.commands import program, shell_command
 from nautile.common.errors import ConfigError
 from nautile.common.text import did_you_mean
 from nautile.configs.base import Section
-from nautile.configs.changes import Change, changed_settings
+from nautile.configs.changes import Change
+from nautile.configs.keys import changed_settings
 from nautile.configs.operation import LaunchConfig
 from nautile.configs.plugins import plug_ins, version_of
 from nautile.configs.schema import RunConfig

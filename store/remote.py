@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-import fsspec
-
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.extras import how_to_install
 from nautile.common.files import not_writable, parse_json, read_json, write_json
@@ -74,6 +72,8 @@ class Remote:
     def _filesystem(self) -> tuple[Any, str]:
         scheme = self.url.partition("://")[0]
         options = _OPTIONS if _PACKAGES.get(scheme) == "s3fs" else {}
+        import fsspec  # not above: a store in a folder needs none of it
+
         try:
             # Without fsspec's cache of listings: other machines write to the same folders.
             filesystem, base = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **options)
@@ -358,6 +358,8 @@ def _checked_url(url: str) -> str:
             f"NAUTILE_STORE names {parts.scheme}://…: a URL with a password or a query in it would be written to disk. "
             "Credentials come from the environment (AWS_ACCESS_KEY_ID and the like, GOOGLE_APPLICATION_CREDENTIALS)"
         )
+    import fsspec
+
     if "::" in url or parts.scheme in _NO_STORE or parts.scheme not in fsspec.available_protocols():
         raise ConfigError(
             f"NAUTILE_STORE {url!r}: {parts.scheme}:// cannot hold the store; a local folder, or s3://, gs://, abfs:// "

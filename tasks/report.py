@@ -15,8 +15,7 @@ from nautile.common.files import write_json, write_text
 from nautile.common.text import amount, chips_text, dollars, duration, size, visible
 from nautile.configs.evaluation import ReportConfig
 from nautile.configs.rewards import DEFAULT_REWARD
-from nautile.configs.stages import STAGES
-from nautile.configs.training import TRAINED
+from nautile.configs.stages import STAGES, TRAINED
 from nautile.configs.vendors import is_judge
 from nautile.data.bpe_training import bytes_per_token_rows
 from nautile.data.tokens.source_reading import COLUMNS, READING, SourceReading, reading_rows
@@ -29,6 +28,7 @@ from nautile.store.manifest import short_commit
 from nautile.store.mirror import open_store
 from nautile.tasks.engine.job import Job
 from nautile.tasks.engine.stage import Stage, declared, stage
+from nautile.tasks.reporting.about import about_line
 from nautile.tasks.reporting.data import collect, read_inputs, stand_ins_by_note
 from nautile.tasks.reporting.render import (
     BulletList,
@@ -84,30 +84,6 @@ def opening(data: Facts) -> list[ReportSection]:
         ReportSection("What it cost", (Paragraph(_cost_line(data["cost"], data["calls"]), COST),)),
         ReportSection("What is a stand-in here", tuple(_stand_ins_list(data["stand_ins"]))),
     ]
-
-
-def about_line(about: Facts) -> str:
-    """One line about the run: configuration, seeds, commit, machine, run and time, as far as known."""
-    names = {"commits": "commit", "machines": "machine", "run": "run"}
-    parts = [f"configuration {about['configuration']}"] if "configuration" in about else []
-    parts += _seeds_in_words(about.get("seeds", {}))
-    for name, words in names.items():
-        value = about.get(name)
-        values = [value] if isinstance(value, str) else value or []
-        parts += [f"{words} {', '.join(str(entry) for entry in values)}"] if values else []
-    parts += [f"{about['artifacts']} artifacts, the newest of {about['newest']} UTC"] if "newest" in about else []
-    return " · ".join(parts)
-
-
-def _seeds_in_words(seeds: dict[str, list[int]]) -> list[str]:
-    """One number if data, weights and sampling have the same seed, else each by name; evaluation's if it is not 0."""
-    shown = {name: values for name, values in seeds.items() if name != "evaluation"}
-    first = next(iter(shown.values()), [])
-    if shown and all(values == first for values in shown.values()):
-        shown = {"": first}
-    if (tested := seeds.get("evaluation", [0])) != [0]:
-        shown["evaluation"] = tested
-    return [f"{name} seed {', '.join(map(str, values))}".strip() for name, values in shown.items()]
 
 
 def _ladder_opening(ladder: Facts | None, over_seeds: Sequence[Facts]) -> Iterator[ReportBlock]:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nautile.common.errors import ConfigError
-from nautile.configs.training import TRAINED, SuperviseConfig
+from nautile.configs.stages import TRAINED
+from nautile.configs.training import SuperviseConfig
 from nautile.data.sources.reasoning_gym import derived_seed
 from nautile.rl.problems import SOLVED_SOURCES, check_files
 from nautile.tasks.engine.job import Job

@@ -1,15 +1,14 @@
-"""A large store, to try the dashboard and the read commands on: runs with a million rows of metrics, samples and calls.
+"""A large store, to try the dashboard and the read commands on: runs with metrics, samples, calls and evaluations.
 
-    python bench/operation/large_store.py FOLDER [--rows 1000000] [--runs 40]
+    python bench/operation/large_store.py FOLDER [--runs 40] [--rows 12500] [--newest 500000]
 
-The newest run has half of all rows, because its pages are viewed most: a long pretraining and reinforcement, with
-rollouts and a distillation's calls. Prints the seconds in which the catalog is rebuilt from the event files.
+Each run has about `rows` rows. The newest has `newest`, because its pages are viewed most: a long pretraining and
+reinforcement, with rollouts and a distillation's calls. `commands.py` measures the commands and the rebuild over it.
 """
 
 import math
 import random
 import sys
-import time
 import uuid
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,41 +19,46 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.measure import argument_parser
 from nautile.configs.load import load
 from nautile.store.artifacts import Artifact, Store
-from nautile.store.catalog import Catalog
 from nautile.store.events import EventWriter
 from nautile.store.layout import StagingFiles
 from nautile.store.manifest import host
 from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
 
 Outputs = dict[str, Artifact]  # label of a step -> what it published
-STEPS = ("ingest", "distill", "pretrain", "align", "reason", "self_distill")
+TRAINED = ("pretrain", "align", "reason", "self_distill")
+STEPS = ("ingest", "distill", *(label for stage in TRAINED for label in (stage, f"evaluate:{stage}")), "report")
+REPORTED = 10  # one run of so many publishes a report; the newest does
 PRETRAINING = ("loss", "bits_per_byte", "learning_rate", "gradient_norm", "step_seconds", "validation_loss")
 REINFORCING = ("reward", "norm_positive", "norm_negative", "balance_factor", "entropy", "solve_rate", "length")
 SYSTEM = ("system/cpu_cores", "system/memory_bytes", "system/store_free_bytes")
 # Shares of a run's rows: metrics by stage, samples by stage, and calls of the distillation.
-METRICS = {"pretrain": 0.5, "align": 0.12, "reason": 0.15, "self_distill": 0.03}
-SAMPLES = {"align": 0.04, "reason": 0.06}
-CALLS = 0.1
-KINDS = {"ingest": "tokens", "distill": "documents"}
+METRICS = {"pretrain": 0.38, "align": 0.09, "reason": 0.11, "self_distill": 0.02}
+SAMPLES = {"align": 0.14, "reason": 0.2}
+CALLS = 0.06
+KINDS = {"ingest": "tokens", "distill": "documents", "evaluate": "evaluation", "report": "report"}
+BENCHMARKS = ("gsm8k", "mmlu")
+QUESTIONS = 200
 TEXT = "We add the two numbers and check the sum again. " * 12
 
 
-def fill_store(store: Store, rows: int, runs: int) -> None:
-    """Fill an empty store with about `rows` rows of metrics, calls and samples over `runs` runs."""
+def fill_store(store: Store, runs: int, rows: int, newest: int) -> None:
+    """Fill an empty store with `runs` runs of about `rows` rows of metrics, calls and samples, the last of `newest`."""
     store.prepare()
     rng, settings = random.Random(0), load("local").model_dump(mode="json")
     start = datetime.now(UTC) - timedelta(days=runs)
-    for number in range(runs):
-        own = rows // 2 if number == runs - 1 else rows // 2 // max(1, runs - 1)
-        _run(store, rng, own, start + timedelta(days=number), settings)
-        Catalog(store).ingest()
+    for number in range(1, runs + 1):
+        labels = STEPS if number % REPORTED == 0 or number == runs else STEPS[:-1]
+        _run(store, rng, labels, newest if number == runs else rows, start + timedelta(days=number - 1), settings)
 
 
-def _run(store: Store, rng: random.Random, rows: int, when: datetime, settings: dict[str, Any]) -> None:
+def _run(
+    store: Store, rng: random.Random, labels: tuple[str, ...], rows: int, when: datetime, settings: dict[str, Any]
+) -> None:
     run, outputs = str(uuid.UUID(int=rng.getrandbits(128))), Outputs()
     steps = [
-        {"label": label, "stage": label, "key": f"{rng.getrandbits(256):064x}", "after": list(STEPS[:place][-1:])}
-        for place, label in enumerate(STEPS)
+        {"label": label, "stage": label.partition(":")[0], "key": f"{rng.getrandbits(256):064x}", "after": after}
+        for label in labels
+        for after in [[label.partition(":")[2]] if ":" in label else _before(labels, label)]
     ]
     plan = {"id": run, "run": run, "config": "local", "name": f"{when:%b}-{when.day}", "steps": steps, "host": host()}
     plan |= {"settings": settings, "changes": [{"field": "seed", "before": 1, "after": when.day}]}
@@ -63,6 +67,11 @@ def _run(store: Store, rng: random.Random, rows: int, when: datetime, settings: 
         outputs[step["label"]] = _step(store, rng, run, step, start, rows, outputs)
     end = when + timedelta(minutes=10 * len(steps))
     write_row(store, "plan", plan | {"state": "done", "started": when.isoformat(), "ended": end.isoformat()})
+
+
+def _before(labels: tuple[str, ...], label: str) -> list[str]:
+    """The step that makes the input of a step that trains: the one before it, evaluations left out."""
+    return [own for own in labels[: labels.index(label)] if ":" not in own][-1:]
 
 
 def _step(
@@ -81,14 +90,22 @@ def _step(
         call |= {"tokens_out": 300, "dollars": 0.001, "finish": "stop", "parameters": {"max_tokens": 160}}
         count = range(int(rows * CALLS))
         emit.many("call", [{**call, "endpoint": f"teacher{i % 3}", "latency_s": rng.random()} for i in count])
+    if stage == "evaluate":
+        scores = [{"name": f"evaluate/{name}/accuracy", "step": 0, "value": rng.random()} for name in BENCHMARKS]
+        emit.many("metric", scores)
     emit.close()
-    folder, kind = StagingFiles(store.staging(key)).output(stage), KINDS.get(stage, "checkpoint")
+    kind = KINDS.get(stage, "checkpoint")
+    folder = StagingFiles(store.staging(key)).output(stage)
     folder.mkdir(parents=True)
-    (folder / "payload.txt").write_text(key)
+    (folder / "payload.txt").write_text(key * 1000)
+    if stage == "report":
+        (folder / "report.md").write_text("# Report\n\n" + "| a | b |\n| --- | --- |\n" + "| 1 | 2 |\n" * 60)
+        (folder / "report.json").write_text('{"about": {"config": "local"}}')
+        (folder / "report.html").write_text("<p>Report</p>")
     inputs = {label: outputs[label] for label in step["after"]}
     artifact = store.publish(
-        kind, key, folder, stage=stage, version=1, config={"seed": 0}, inputs=inputs, facts={}, execution=execution,
-        run=run, label=step["label"],
+        kind, key, folder, stage=stage, version=1, config={"seed": 0}, inputs=inputs, execution=execution, run=run,
+        facts={"samples": QUESTIONS} if stage == "evaluate" else {}, label=step["label"],
     )  # fmt: skip
     row = {"id": f"{rng.getrandbits(128):032x}", "run": run, "config": "local", "stage": stage, "attempt": 1}
     row |= {"label": step["label"], "key": key, "execution": execution, "state": "done", "reused": False}
@@ -106,14 +123,10 @@ def _rollout(index: int, rng: random.Random) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argument_parser(__doc__, rows=1_000_000, runs=40)
+    parser = argument_parser(__doc__, runs=40, rows=12_500, newest=500_000)
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
-    store = Store(arguments.folder.resolve())
-    fill_store(store, arguments.rows, arguments.runs)
-    start = time.perf_counter()
-    Catalog(store).rebuild()
-    print(f"the catalog of {store.root}, rebuilt: {time.perf_counter() - start:.1f} s")
+    fill_store(Store(arguments.folder.resolve()), arguments.runs, arguments.rows, arguments.newest)
 
 
 if __name__ == "__main__":

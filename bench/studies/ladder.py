@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.measure import argument_parser
 from nautile.common.files import read_json
 from nautile.configs.load import load
-from nautile.configs.training import TRAINED
+from nautile.configs.stages import TRAINED
 from nautile.data.sources.reasoning_gym import Statement
 from nautile.data.sources.slips import FactTable, Slips, fact_of
 from nautile.evals.benchmarks.stand_ins import HELD_OUT

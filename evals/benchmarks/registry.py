@@ -1,23 +1,32 @@
 """The registry of benchmarks: the paper's, the offline stand-ins, and those of plug-ins; and what is shown of a name.
 
-A name may be of none of them here, as in the scores of another installation: it is then shown as it is.
+An entry is imported when it is asked for: parsers and graders take a quarter of a second, and commands that list runs
+need the titles alone. A name may be of none of them here, as in the scores of another installation: it is then shown as
+it is.
 """
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nautile.configs.plugins import Registry
-from nautile.evals.benchmarks.catalogue import PAPER, Benchmark
-from nautile.evals.benchmarks.stand_ins import STAND_INS
+from nautile.evals.benchmarks.titles import TITLES
+
+if TYPE_CHECKING:
+    from nautile.evals.benchmarks.catalogue import Benchmark
 
 
-class _Benchmarks(Registry[Benchmark]):
-    def __getitem__(self, name: str) -> Benchmark:
+class _Benchmarks(Registry["Benchmark"]):
+    def __getitem__(self, name: str) -> "Benchmark":
         """The entry, with the name of the registry: a plug-in states its name once, where it is found."""
         entry = super().__getitem__(name)
         return entry if entry.name == name else replace(entry, name=name)
 
 
-BENCHMARKS = _Benchmarks("benchmarks", Benchmark, {entry.name: entry for entry in (*PAPER, *STAND_INS)})
+BENCHMARKS = _Benchmarks(
+    "benchmarks",
+    "nautile.evals.benchmarks.catalogue:Benchmark",
+    {name: f"nautile.evals.benchmarks.stand_ins:SHIPPED.{name}" for name in TITLES},
+)
 
 
 def parts_of(name: str) -> tuple[str, ...]:
@@ -36,17 +45,10 @@ def is_generated(name: str) -> bool:
     return any(entry.build for part in parts_of(name) if (entry := BENCHMARKS.get(part)))
 
 
-def table_1_benchmarks() -> list[str]:
-    """The benchmarks that the table of the stages shows: the first of them that any stage was evaluated on.
-
-    None is a plug-in's: `nautile status` shows them, and imports none.
-    """
-    ranks = {name: rank for name in BENCHMARKS.shipped if (rank := BENCHMARKS[name].table_1)}
-    return sorted(ranks, key=lambda name: ranks[name])
-
-
 def title_of(name: str) -> str:
     """Title of a benchmark or a mean in tables."""
+    if name in TITLES:
+        return TITLES[name]
     entry = BENCHMARKS.get(name)
     return (entry and entry.title) or ("Average" if name == "average" else name)
 

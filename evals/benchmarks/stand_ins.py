@@ -12,14 +12,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from types import SimpleNamespace
 
 from nautile.common.errors import ConfigError
 from nautile.configs.base import TaskConfig
 from nautile.configs.training import ProblemsConfig
 from nautile.data.sources.reasoning_gym import Problem, is_correct, problems
 from nautile.data.sources.wikipedia import Article, articles
-from nautile.evals.benchmarks.catalogue import ALIAS_PROMPT, Benchmark
+from nautile.evals.benchmarks.catalogue import ALIAS_PROMPT, PAPER, Benchmark
 from nautile.evals.benchmarks.items import LETTERS, BenchmarkItem, answer_kind, multiple_choice
+from nautile.evals.benchmarks.titles import TITLES
 from nautile.evals.graders.instructions import are_compatible, describe
 
 HELD_OUT = "held_out"
@@ -189,24 +191,22 @@ _WIKIPEDIA = "from Wikipedia summaries (CC BY-SA 4.0), which are in the offline 
 STAND_INS: tuple[Benchmark, ...] = (
     Benchmark(
         HELD_OUT,
-        "Held-out problems",
+        TITLES[HELD_OUT],
         listed=False,
         stand_in="reasoning-gym problems of the reinforcement stages' own kinds, held out by a hash of the question",
-        table_1=2,
     ),
     Benchmark(
         "gsm_symbolic",
-        "GSM-Symbolic",
+        TITLES["gsm_symbolic"],
         size=DEFAULT_COUNT,
         build=gsm_symbolic,
         similar=True,
         stand_in=_PROBLEMS,
         like="gsm8k",
-        table_1=3,
     ),
     Benchmark(
         "wiki_choice",
-        "Wikipedia choice",
+        TITLES["wiki_choice"],
         size=DEFAULT_COUNT,
         kind="choice",
         build=wiki_choice,
@@ -215,7 +215,7 @@ STAND_INS: tuple[Benchmark, ...] = (
     ),
     Benchmark(
         "wiki_trivia",
-        "Wikipedia trivia",
+        TITLES["wiki_trivia"],
         size=DEFAULT_COUNT,
         kind="exact",
         build=wiki_trivia,
@@ -224,7 +224,7 @@ STAND_INS: tuple[Benchmark, ...] = (
     ),
     Benchmark(
         "instructions",
-        "Instructions",
+        TITLES["instructions"],
         size=DEFAULT_COUNT,
         kind="instructions",
         build=instructions,
@@ -233,3 +233,5 @@ STAND_INS: tuple[Benchmark, ...] = (
         like="ifeval",
     ),
 )
+# What the registry refers to: an entry by its name.
+SHIPPED = SimpleNamespace(**{entry.name: entry for entry in (*PAPER, *STAND_INS)})

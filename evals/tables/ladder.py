@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nautile.common.errors import ConfigError
-from nautile.evals.benchmarks.registry import stand_in_note, table_1_benchmarks, title_of
+from nautile.evals.benchmarks.registry import stand_in_note, title_of
+from nautile.evals.benchmarks.titles import TABLE_1
 from nautile.evals.running.rows import SampleRow
 from nautile.evals.scoring.comparison import Comparison, compare
 from nautile.evals.scoring.intervals import OVER_PROBLEMS
@@ -111,7 +112,7 @@ def ladder_table(ladder: Ladder) -> ResultTable:
         notes.append("A gain is missing where there are no rows of both evaluations with common problems.")
     if partial:
         notes.append("Some problems were asked after only one of two stages: gains are over those asked after both.")
-    if ladder["benchmark"] != table_1_benchmarks()[0]:
+    if ladder["benchmark"] != TABLE_1[0]:
         notes.append(
             f"Ours is {ladder['title']}, not GSM8K: the direction of the gains can be compared, not the figures."
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from nautile.configs.training import TRAINED
+from nautile.configs.stages import TRAINED
 from nautile.evals.benchmarks.catalogue import PAPER
 
 MODELS: dict[str, str] = {

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nautile.common.text import markdown_table
-from nautile.evals.benchmarks.registry import parts_of, table_1_benchmarks, title_of
+from nautile.evals.benchmarks.registry import parts_of, title_of
+from nautile.evals.benchmarks.titles import TABLE_1
 from nautile.evals.scoring.scores import Scores, marked_title
 from nautile.evals.tables import paper_figures as paper
 
@@ -89,7 +90,7 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
     `benchmark`: our benchmark beside the paper's GSM8K; None: GSM8K if it was run, else the held-out problems. With a
     benchmark other than GSM8K only the gains over the first stage are comparable, and no difference is shown.
     """
-    papers_own = table_1_benchmarks()[0]
+    papers_own = TABLE_1[0]
     name = benchmark or table_1_benchmark(stages) or papers_own
     is_same = name == papers_own
     base = _score_of(stages.get("pretrain"), name)
@@ -147,7 +148,7 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
 
 def table_1_benchmark(stages: Mapping[str, Scores]) -> str | None:
     """The benchmark of Table 1: GSM8K if any stage was evaluated on it, else the held-out problems; None: neither."""
-    reported = (name for name in table_1_benchmarks() if any(name in s["benchmarks"] for s in stages.values()))
+    reported = (name for name in TABLE_1 if any(name in s["benchmarks"] for s in stages.values()))
     return next(reported, None)
 
 

@@ -7,38 +7,40 @@ import json
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError
 from nautile.common.text import did_you_mean
-from nautile.configs.keys import key_fields
-from nautile.configs.operation import RetentionConfig
-from nautile.configs.schema import RunConfig
 from nautile.data.tokens.losses import LOST
-from nautile.flows.dag import Step, dag_in
-from nautile.flows.named import trained_by
 from nautile.flows.operate.questions import waiting
 from nautile.flows.run_state import PLAN
 from nautile.store.artifacts import Artifact, Store, short_id
 from nautile.store.catalog import Catalog, CatalogRow
 from nautile.store.events import read_live
-from nautile.store.garbage import collect, find_garbage
 from nautile.store.manifest import ADDED, KEY, MANIFEST
 from nautile.store.mirror import MirroredStore
+from nautile.store.named import trained_by
 from nautile.store.staging_mirror import upload_note
 from nautile.store.views import LAST_ATTEMPTS, RELATIONS
-from nautile.tasks.engine.attempt_log import read_retry_note
+from nautile.tasks.engine.progress import read_retry_note
+
+if TYPE_CHECKING:  # imported by the functions that need them: they load every stage, for each list of artifacts
+    from nautile.configs.operation import RetentionConfig
+    from nautile.configs.schema import RunConfig
+    from nautile.flows.dag import Step
 
 READ_AGAIN = 5  # how often an artifact is verified that runs keep replacing
 
 
-def status(store: Store, config: RunConfig) -> list[CatalogRow]:
+def status(store: Store, config: "RunConfig") -> list[CatalogRow]:
     """The state of each step of the configuration's DAG, a row per step.
 
     `state`: made, damaged (its manifest cannot be read; only `verify` checks the files), running, waiting (between two
     attempts, or for an approval), interrupted (its work is kept), failed, or not made.
     """
+    from nautile.flows.dag import dag_in
+
     store.refresh()
     # Locks, staging folders and the catalog are enough, so this also works after a crash and on a shared disk.
     approval_notes = _approval_notes(store)
@@ -230,11 +232,13 @@ def garbage(
     store: Store,
     days: float,
     dry_run: bool,
-    rules: RetentionConfig = RetentionConfig(),
-    unfinished: Sequence[str] = (),
-    replies: Sequence[str] = (),
+    rules: "RetentionConfig",
+    unfinished: Sequence[str],
+    replies: Sequence[str],
 ) -> list[CatalogRow]:
     """Remove files that are not needed and update the catalog; returns a row per path. `dry_run`: only list them."""
+    from nautile.store.garbage import collect, find_garbage
+
     store.refresh()
     items = find_garbage(store, stale_days=days, rules=rules, unfinished=unfinished, replies=replies)
     if not dry_run:
@@ -323,13 +327,15 @@ def _mirrored(store: Store) -> MirroredStore:
     return store
 
 
-def explain(store: Store, config: RunConfig, only: str | None = None) -> list[CatalogRow]:
+def explain(store: Store, config: "RunConfig", only: str | None = None) -> list[CatalogRow]:
     """Explain each step, or only the step labelled `only`: one row per step.
 
     `nearest` is the id of the artifact that the step is compared with; None if the step is in the store, or if the
     store has no artifact of its stage. `differences` has a line for each value, file or stage version that changes the
     key, `inputs` a line for each input that does. Raises `ConfigError` for an unknown step.
     """
+    from nautile.flows.dag import dag_in
+
     store.refresh()
     dag = dag_in(store, config)
     if only is not None and only not in (labels := [step.label for step in dag]):
@@ -355,8 +361,10 @@ def explain(store: Store, config: RunConfig, only: str | None = None) -> list[Ca
     return rows
 
 
-def section_differences(step: Step, artifact: Artifact) -> list[str]:
+def section_differences(step: "Step", artifact: Artifact) -> list[str]:
     """Differences in stage version and semantic fields between `artifact` and `step`, a line each."""
+    from nautile.configs.keys import key_fields
+
     manifest = artifact.manifest
     lines = []
     if manifest["version"] != step.stage.number:
@@ -375,7 +383,7 @@ def section_differences(step: Step, artifact: Artifact) -> list[str]:
     return lines
 
 
-def input_differences(step: Step, artifact: Artifact) -> list[str]:
+def input_differences(step: "Step", artifact: Artifact) -> list[str]:
     """Differences in inputs between `artifact` and `step`, a line each."""
     lines = []
     for name in sorted(artifact.manifest["inputs"].keys() | step.inputs.keys()):
@@ -394,7 +402,7 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     return {prefix.removeprefix("."): value}
 
 
-def publish_snapshot(store: Store, config: RunConfig, argument: str, step: int | None) -> Artifact:
+def publish_snapshot(store: Store, config: "RunConfig", argument: str, step: int | None) -> Artifact:
     """Publish the checkpoint of training step `step` (None: the newest) that the pretraining of `config` has saved.
 
     Raises `ConfigError`, with the saved steps, if that step is not saved.

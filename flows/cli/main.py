@@ -349,9 +349,9 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Print a report, the configuration it is about, and the path of its HTML page."""
-    from nautile.flows.named import named_or_newest
     from nautile.flows.render import relative
-    from nautile.tasks.report import about_line
+    from nautile.store.named import named_or_newest
+    from nautile.tasks.reporting.about import about_line
 
     folder = named_or_newest(the_store(), "report", artifact).path
     if as_json:

@@ -12,7 +12,6 @@ from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError
 from nautile.common.text import amount, chips_text, did_you_mean, dollars, duration, one_line, visible
 from nautile.configs.changes import Change, describe_changes, read_changes
-from nautile.configs.load import locate
 from nautile.flows.cli.tables import STATES, calls_text
 from nautile.flows.render import FittingTable, text_table
 from nautile.flows.run_state import (
@@ -52,6 +51,8 @@ def run_unless_config(store: Store, name: str | None) -> RunState | None:
     """
     if name is None:
         return newest_run(store)
+    from nautile.configs.load import locate  # loads every section
+
     try:
         locate(name)
     except ConfigError as no_config:

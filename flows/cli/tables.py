@@ -13,7 +13,6 @@ from rich.tree import Tree
 
 from nautile.common.commands import shell_command
 from nautile.common.text import amount, counted, duration, size, visible
-from nautile.data.bpe_training import bytes_per_token_rows
 from nautile.flows.render import FittingTable, query_table, relative, text_table
 from nautile.store.manifest import short_commit
 
@@ -156,6 +155,8 @@ def manifest_view(manifest: dict[str, Any]) -> RenderableType:
         files.add_row(Text(name), size(record["bytes"]), record["sha256"][:16])
     facts: list[RenderableType] = [Pretty(manifest["facts"])]
     if manifest["stage"] == "tokenizer":
+        from nautile.data.bpe_training import bytes_per_token_rows
+
         columns, rows = bytes_per_token_rows(manifest["facts"])
         facts += [Text(), Text("bytes of text in a token", style="bold"), query_table(list(columns), rows)]
     return Group(head, Text(), Text("facts", style="bold"), *facts, Text(), files)

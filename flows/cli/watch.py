@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -14,7 +14,9 @@ from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.text import duration, one_line, visible
 from nautile.flows.cli.terminal import Json, SetOption, complete_config, console_for, show_as, the_store
-from nautile.store.artifacts import Store
+
+if TYPE_CHECKING:
+    from nautile.store.artifacts import Store
 
 EVERY_S = 2.0
 RunOrConfig = Annotated[
@@ -105,16 +107,24 @@ def status(
         console_for().print(line, soft_wrap=True)
 
 
-def runs_without_record(store: Store) -> list[dict[str, Any]]:
+def runs_without_record(store: "Store") -> list[dict[str, Any]]:
     """The runs that wait in the server of `nautile up` for their first process."""
-    from nautile.flows.operate.run_actions import queued_runs
     from nautile.flows.run_state import MOST_SEARCHED, RUNS, reading
 
-    if not (queued := queued_runs(store)):
+    if not (queued := _queued_runs(store)):
         return []
     with reading(store) as query:
         known = {row["run"] for row in query(RUNS, MOST_SEARCHED)}
     return [row for row in queued if row["id"] not in known]
+
+
+def _queued_runs(store: "Store") -> list[dict[str, Any]] | None:
+    """As `run_actions.queued_runs`, whose import takes a quarter of a second, if `nautile up` was ever called here."""
+    if not store.services.exists():
+        return []
+    from nautile.flows.operate.run_actions import queued_runs
+
+    return queued_runs(store)
 
 
 def queued_text(row: dict[str, Any]) -> str:
@@ -131,11 +141,10 @@ def runs(
 ) -> None:
     """List runs with their name, state, and changes from their base configuration."""
     from nautile.flows.cli.runs import count_runs, list_runs, queued_rows, runs_table
-    from nautile.flows.operate.run_actions import queued_runs
 
     store = the_store()
     rows = list_runs(store, most)
-    queued = queued_runs(store)
+    queued = _queued_runs(store)
     show_as([*queued_rows(queued or [], rows), *rows], as_json, runs_table)
     if queued is None:
         line = "the server of `nautile up` does not answer: runs that wait there for a process are not listed"

@@ -19,7 +19,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import read_json
 from nautile.common.text import amount, chips_text, counted, dollars, duration, size, visible
 from nautile.configs.changes import describe_changes, read_changes
-from nautile.configs.training import TRAINED
+from nautile.configs.stages import TRAINED
 from nautile.evals.running.rows import read_rows
 from nautile.evals.scoring.scores import NOT_SCREENED
 from nautile.evals.tables.ladder import Ladder, common_problems, gain_with_interval, ladder, p_value

@@ -6,7 +6,7 @@ no regression of it.
 
 from nautile.common.errors import ConfigError
 from nautile.configs.schema import RunConfig
-from nautile.configs.training import TRAINED
+from nautile.configs.stages import TRAINED
 from nautile.flows.dag import dag_in
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import Catalog

@@ -23,7 +23,7 @@ from nautile.common.metrics import metric
 from nautile.common.retry import Backoff, retry
 from nautile.common.text import counted, visible
 from nautile.configs.operation import Alert
-from nautile.configs.training import TRAINED
+from nautile.configs.stages import TRAINED
 from nautile.evals.benchmarks.registry import title_of
 from nautile.evals.scoring.scores import marked_title
 from nautile.store.artifacts import Store

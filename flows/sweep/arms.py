@@ -23,11 +23,11 @@ from nautile.evals.scoring.scores import k_of
 from nautile.flows.dag import Step
 from nautile.flows.forecast import forecast_calls, forecast_lines
 from nautile.flows.selection import PreparedRun, Selection, is_in_store, prepare_run
+from nautile.flows.sweep.report import EVALUATE
 from nautile.store.artifacts import Store
 
 MOST_ARMS = 20  # maximum number of runs without --yes
 LONGEST_VALUE = 40  # characters of a value in the name of an arm
-EVALUATE = "evaluate:"
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.]+")
 
 

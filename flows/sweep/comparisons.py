@@ -21,12 +21,11 @@ from nautile.evals.running.rows import SampleRow, read_rows
 from nautile.evals.scoring.comparison import FORM, compare, whose_gain
 from nautile.evals.scoring.intervals import OVER_PROBLEMS
 from nautile.evals.scoring.scores import k_of
-from nautile.flows.named import named_or_newest
 from nautile.flows.run_state import MOST_SEARCHED, PLAN, RUNS, STEPS, Query, output_of, reading, run_named
-from nautile.flows.sweep.arms import EVALUATE
-from nautile.flows.sweep.report import WAYS
+from nautile.flows.sweep.report import EVALUATE, WAYS
 from nautile.store.artifacts import Store, short_id
 from nautile.store.catalog import Catalog, CatalogRow
+from nautile.store.named import named_or_newest
 from nautile.store.views import SPENT
 from nautile.tasks.reporting.other_seeds import Accuracies, accuracies_by_seed, recipe_lines, recipe_seeds, spread
 

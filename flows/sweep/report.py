@@ -35,6 +35,7 @@ Query = Callable[..., list[CatalogRow]]  # SQL and its parameters -> rows
 Record = dict[str, Any]
 Votes = dict[tuple[str, str], float]  # id and digest of a question -> vote
 # Answering mode -> file of an evaluation. "sampled": several answers to a question, which share its vote.
+EVALUATE = "evaluate:"  # in front of a label of the evaluation after a step
 WAYS = {"generate": "rows.jsonl", "likelihood": "likelihood.jsonl", "sampled": "sampled.jsonl"}
 
 _RUN = "SELECT run FROM runs WHERE config = ? ORDER BY newest DESC LIMIT 1"

@@ -37,9 +37,6 @@ from nautile.tasks.engine.stage import RunContext
 
 logger = logging.getLogger(__name__)
 
-LATE_S = 60.0  # a retry note is stale so long after the time at which the attempt was due
-
-
 _Execution = Annotated[str, Field(pattern=r"^[0-9a-f]{32}(-[0-9]+)?$")]  # also a part of file names
 
 
@@ -157,21 +154,6 @@ def open_staging(store: Store, key: str, inputs: dict[str, Artifact], *, force: 
     for path in (staging.files.retry, staging.files.failure):
         path.unlink(missing_ok=True)
     return staging
-
-
-def write_retry_note(folder: Path, note: str, pause_s: float) -> None:
-    """Record in a staging folder, for displays, why the next attempt starts only in `pause_s` seconds."""
-    with suppress(OSError):  # the folder may be missing, or its disk full: the pause is the same
-        write_json(StagingFiles(folder).retry, {"note": note, "at": time.time() + pause_s})
-
-
-def read_retry_note(folder: Path) -> str | None:
-    """The note of a step that pauses between two attempts; None if it does not."""
-    retry = read_json(StagingFiles(folder).retry)
-    note, at = (retry.get("note"), retry.get("at")) if isinstance(retry, dict) else (None, None)
-    # A folder that comes from another machine may be of another version.
-    is_due = isinstance(note, str) and isinstance(at, (int, float)) and time.time() < at + LATE_S
-    return note if is_due else None
 
 
 def note_failure(folder: Path, context: RunContext, reason: str) -> None:

@@ -39,7 +39,7 @@ from nautile.common.text import first_line, markdown_table, visible
 from nautile.store.layout import Layout, StagingFiles
 from nautile.store.locks import KeyLock
 from nautile.tasks.engine.attempt import run_stage
-from nautile.tasks.engine.attempt_log import note_giving_up, write_retry_note
+from nautile.tasks.engine.attempt_log import note_giving_up
 from nautile.tasks.engine.child_process import pause
 from nautile.tasks.engine.errors import (
     BACKOFF,
@@ -54,7 +54,7 @@ from nautile.tasks.engine.errors import (
     slug,
 )
 from nautile.tasks.engine.log_lines import WarningsOf
-from nautile.tasks.engine.progress import RateMeter, StageUpdate, describe_progress, notify, subscribe
+from nautile.tasks.engine.progress import RateMeter, StageUpdate, describe_progress, notify, subscribe, write_retry_note
 from nautile.tasks.engine.stage import RunContext, Stage
 
 logger = logging.getLogger(__name__)

@@ -5,17 +5,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+from nautile.common.files import read_json, write_json
 from nautile.common.text import amount, duration
 from nautile.store.events import EventWriter
+from nautile.store.layout import StagingFiles
 
 logger = logging.getLogger(__name__)
 
 State = Literal["waiting", "running", "publishing", "reused", "done", "retrying", "failed", "cancelled"]
 RATE_WINDOW_S = 30.0
 LOG_EVERY_S = 15.0
+LATE_S = 60.0  # a retry note is stale so long after the time at which the attempt was due
 
 
 @dataclass(frozen=True)
@@ -170,3 +175,18 @@ class LoggedProgress:
                 return
             self._has_new_metrics, self._logged_at, self._last_report = False, now, (done, unit)
             logger.info("%s", ", ".join(describe_progress(done, total, unit, note, self._meter)))
+
+
+def write_retry_note(folder: Path, note: str, pause_s: float) -> None:
+    """Record in a staging folder, for displays, why the next attempt starts only in `pause_s` seconds."""
+    with suppress(OSError):  # the folder may be missing, or its disk full: the pause is the same
+        write_json(StagingFiles(folder).retry, {"note": note, "at": time.time() + pause_s})
+
+
+def read_retry_note(folder: Path) -> str | None:
+    """The note of a step that pauses between two attempts; None if it does not."""
+    retry = read_json(StagingFiles(folder).retry)
+    note, at = (retry.get("note"), retry.get("at")) if isinstance(retry, dict) else (None, None)
+    # A folder that comes from another machine may be of another version.
+    is_due = isinstance(note, str) and isinstance(at, (int, float)) and time.time() < at + LATE_S
+    return note if is_due else None

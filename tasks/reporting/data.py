@@ -16,7 +16,7 @@ from nautile.common.files import read_json
 from nautile.common.text import visible
 from nautile.configs.vendors import is_judge
 from nautile.data.endpoints.own_server import program_of
-from nautile.evals.benchmarks.registry import table_1_benchmarks
+from nautile.evals.benchmarks.titles import TABLE_1
 from nautile.evals.running.rows import SampleRow, read_rows
 from nautile.evals.tables.ladder import Ladder, RowsByStage, common_problems, ladder
 from nautile.store.artifacts import Artifact, Store
@@ -201,7 +201,7 @@ def scores(inputs: Sequence[Input]) -> dict[str, Facts]:
 
 def evaluation_rows(inputs: Sequence[Input]) -> dict[str, list[SampleRow]]:
     """The evaluation rows of the stages that train, for Table 1's benchmarks; a stage without a file is absent."""
-    trained, asked = stages_with(lambda stage: stage.trains), table_1_benchmarks()
+    trained, asked = stages_with(lambda stage: stage.trains), TABLE_1
     paths = {stage: folder / "rows.jsonl" for stage, folder in _evaluations(inputs).items()}
     return {
         stage: [row for row in read_rows(path) if row["benchmark"] in asked]

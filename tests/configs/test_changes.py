@@ -2,7 +2,8 @@
 
 import pytest
 
-from nautile.configs.changes import Change, changed_settings, describe_changes, short_names
+from nautile.configs.changes import Change, describe_changes, short_names
+from nautile.configs.keys import changed_settings
 from nautile.configs.load import load, load_base
 from tests.support.stages.toy_stages import TOY
 

@@ -21,7 +21,8 @@ from nautile.flows.run_state import (
 from nautile.flows.selection import Selection
 from nautile.store.catalog import Catalog
 from nautile.store.manifest import host, now
-from nautile.tasks.engine.attempt_log import write_attempt_row, write_retry_note, write_row
+from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
+from nautile.tasks.engine.progress import write_retry_note
 from tests.support.samples.stage_store import key_of, published
 
 STEPS = ("ingest", "pretrain", "align", "report")

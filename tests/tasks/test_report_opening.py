@@ -10,7 +10,8 @@ from nautile.evals.scoring.over_seeds import lead
 from nautile.evals.scoring.scores import summarise
 from nautile.evals.tables.ladder import gains_in_words, ladder, ladder_table, verdict
 from nautile.evals.tables.results import MISSING
-from nautile.tasks.report import about_line, opening
+from nautile.tasks.report import opening
+from nautile.tasks.reporting.about import about_line
 from nautile.tasks.reporting.data import changed_problems
 from nautile.tasks.reporting.other_seeds import ladder_over_seeds
 from nautile.tasks.reporting.render import BulletList, IntervalChart, Paragraph, SideBySide, html_page, markdown, svg

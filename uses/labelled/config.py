@@ -15,7 +15,8 @@ from pydantic import (
 
 from nautile.configs.base import Delimiter, Encoding, Operational, OptimizerConfig, Section, Seed, Share
 from nautile.configs.endpoint import EndpointConfig, check_fallbacks, check_writer, with_fallbacks
-from nautile.configs.training import TRAINED, StartSection
+from nautile.configs.stages import TRAINED
+from nautile.configs.training import StartSection
 
 SUFFIXES = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 BUILT_IN = ("wikipedia_topics",)

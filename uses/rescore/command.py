@@ -115,7 +115,7 @@ def rescored(
 
 def rollouts_named(store: "Store", name: str) -> "Artifact":
     """The rollouts with this id, or the newest of the stage. Raises `ConfigError` that lists those that there are."""
-    from nautile.flows.named import named_or_newest
+    from nautile.store.named import named_or_newest
 
     store.refresh()
     stored = {artifact.manifest["stage"]: artifact for artifact in store.list("rollouts")}  # the newest of each

@@ -82,7 +82,8 @@ def simulate(
     from pydantic import ValidationError
 
     from nautile.data.table import read_table
-    from nautile.flows.named import checkpoint_id, named_or_newest
+    from nautile.flows.named import checkpoint_id
+    from nautile.store.named import named_or_newest
     from nautile.uses.simulate.config import SimulateConfig
     from nautile.uses.simulate.reading import load_survey, personas_config
     from nautile.uses.simulate.stage import ROWS

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import write_json
-from nautile.configs.changes import changed_settings
+from nautile.configs.keys import changed_settings
 from nautile.configs.load import load
 from nautile.flows.cli import inspect
 from nautile.flows.cli.document import OUTPUTS

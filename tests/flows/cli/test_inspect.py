@@ -13,12 +13,13 @@ from nautile.configs.model import TokenizerConfig
 from nautile.flows.cli import inspect
 from nautile.flows.cli.tables import status_table
 from nautile.flows.dag import build_dag
-from nautile.flows.named import add_model, checkpoint_artifact, checkpoint_folder, named_or_newest
+from nautile.flows.named import add_model, checkpoint_artifact, checkpoint_folder
 from nautile.model.nautile import shapes
 from nautile.model.weights.files import load_weights, save_weights
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
-from nautile.tasks.engine.attempt_log import write_retry_note
+from nautile.store.named import named_or_newest
+from nautile.tasks.engine.progress import write_retry_note
 from tests.model.conftest import tiny_config
 from tests.support.samples.stage_store import filled, flip_byte, published
 from tests.support.stages.toy_dag import toy_dag

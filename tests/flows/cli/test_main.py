@@ -38,22 +38,43 @@ def nautile(made, monkeypatch, command_line):
     return call
 
 
-def test_help_imports_nothing_heavy(tmp_path):
+# What no reading command needs, each a tenth of a second or more of its start.
+HEAVY = {
+    "jax", "prefect", "numpy", "scipy", "pandas", "matplotlib", "httpx", "asyncio", "fsspec", "regex", "tiktoken",
+    "nautile.configs.schema", "nautile.evals.benchmarks.catalogue", "nautile.flows.dag", "nautile.tasks.engine.stage",
+}  # fmt: skip
+
+
+def loaded_by(store, tmp_path, *words):
+    """The modules that a command imports, which must succeed."""
     program = (
-        "import sys; from nautile.flows.cli import main as cli; sys.argv = ['nautile', '--help']\n"
+        "import sys; from nautile.flows.cli import main as cli\n"
+        f"sys.argv = ['nautile', *{words!r}]\n"
         "try: cli.main()\nexcept SystemExit as e: assert not e.code\n"
-        "heavy = {'jax', 'prefect', 'duckdb', 'numpy', 'matplotlib', 'tasks', 'store'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
+        "print(*sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment(tmp_path),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", program]
+    variables = environment(tmp_path) | {"NAUTILE_STORE": str(store)}
+    done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    return set(done.stderr.split())
+
+
+def test_help_imports_nothing_heavy(tmp_path):
+    loaded = loaded_by(tmp_path, tmp_path, "--help")
+    heavy = HEAVY | {"duckdb", "pydantic", "nautile.store", "nautile.tasks"}
+    assert "typer" in loaded
+    assert not heavy & loaded
+
+
+def test_reading_commands_import_no_stage_no_grader_and_no_arrays(made, tmp_path):
+    store, artifacts = made
+    newest = next(iter(artifacts["reason"].values()))
+    commands = (["runs"], ["status"], ["artifacts"], ["show", newest], ["lineage", newest], ["sql", "FROM runs"])
+    for words in commands:
+        loaded = loaded_by(store.root, tmp_path, *words)
+        assert "nautile.store.artifacts" in loaded, words
+        assert not HEAVY & loaded, words
 
 
 def described(command, path=()):

@@ -23,8 +23,9 @@ from nautile.flows.run_state import StepState
 from nautile.store.catalog import Catalog
 from nautile.store.events import EventWriter
 from nautile.store.manifest import host, now
-from nautile.tasks.engine.attempt_log import LATE_S, write_attempt_row, write_retry_note, write_row
+from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
 from nautile.tasks.engine.errors import StageCrash
+from nautile.tasks.engine.progress import LATE_S, write_retry_note
 from tests.support.pages.parts import literals, shown_page, tables
 from tests.support.samples.stage_store import key_of, published
 

@@ -9,7 +9,8 @@ import pytest
 from nautile.common.files import write_json
 from nautile.flows.operate.questions import waiting
 from nautile.store.manifest import host
-from nautile.tasks.engine.attempt_log import failure_in_sweep, read_retry_note
+from nautile.tasks.engine.attempt_log import failure_in_sweep
+from nautile.tasks.engine.progress import read_retry_note
 from tests.support.samples.stage_store import key_of
 
 NOTE = {

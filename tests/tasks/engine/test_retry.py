@@ -10,10 +10,9 @@ from nautile.common.errors import ConfigError, Retryable
 from nautile.configs.operation import OperationConfig, StageOperation
 from nautile.configs.stages import STAGES
 from nautile.tasks.engine import errors, prefect_task
-from nautile.tasks.engine.attempt_log import read_retry_note
 from nautile.tasks.engine.errors import BACKOFF, CRASHES, ITEM_BACKOFF, RetryPolicy, StageCrash
 from nautile.tasks.engine.prefect_task import _TaskRunPage
-from nautile.tasks.engine.progress import StageUpdate
+from nautile.tasks.engine.progress import StageUpdate, read_retry_note
 from nautile.tasks.engine.stage import RunContext
 
 HOUR = 3600.0

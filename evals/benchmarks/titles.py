@@ -1,0 +1,26 @@
+"""Names and titles of the benchmarks of the project: of the paper, then the stand-ins; no import of what asks them."""
+
+TITLES = {
+    "openbookqa": "OpenBookQA",
+    "arc_easy": "ARC Easy",
+    "arc_challenge": "ARC Challenge",
+    "arc": "ARC",
+    "commonsense_qa": "CommonsenseQA",
+    "gsm8k": "GSM8K (0-shot)",
+    "piqa": "PIQA",
+    "ifeval": "IFEval",
+    "trivia_qa": "TriviaQA",
+    "math_500": "MATH500",
+    "mmlu_pro": "MMLU-Pro",
+    "mmlu": "MMLU",
+    "gpqa_diamond": "GPQA Diamond",
+    "held_out": "Held-out problems",
+    "gsm_symbolic": "GSM-Symbolic",
+    "wiki_choice": "Wikipedia choice",
+    "wiki_trivia": "Wikipedia trivia",
+    "instructions": "Instructions",
+}
+"""Name -> title in tables. The entries are in `catalogue` and `stand_ins`."""
+
+# The table of the stages shows the first of these that any stage was evaluated on; none is a plug-in's.
+TABLE_1 = ("gsm8k", "held_out", "gsm_symbolic")
