@@ -20,8 +20,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ from nautile.common.file_locks import has_locks
 from nautile.common.files import NOT_WRITABLE, atomic_path, writing
 from nautile.common.text import first_line
 from nautile.store.artifacts import Store
-from nautile.store.events import READ_LIMIT, read_events
+from nautile.store.bulk import LEAST, insert_plain
+from nautile.store.events import READ_LIMIT, parse_event, read_lines
 from nautile.store.layout import EVENTS
 from nautile.store.locks import KeyLock, flock_until
 from nautile.store.manifest import MANIFEST
@@ -131,22 +132,26 @@ class Catalog:
         self.path = store.catalog_path
         self._lock_path = store.locks / "catalog.lock"  # its mtime is the end of the last `ingest`
 
-    def ingest(self, *, patience: float = PATIENCE_S, most_s: float = math.inf) -> int:
+    def ingest(self, *, patience: float = PATIENCE_S, most_s: float = math.inf, alone: bool = False) -> int:
         """Read manifests and events written since the last call; returns the number of rows written.
 
         Idempotent, and safe while other processes do the same. After `most_s` seconds the remaining backlog is left to
         the next call. Raises `CatalogBusy` after `patience` seconds of waiting for a lock, `ConfigError` if the file is
-        not a catalog or the store cannot be written.
+        not a catalog or the store cannot be written. `alone`: no other process opens this file, so it stays open
+        between the transactions; each opening reads the indexes of all rows, and each closing writes them.
         """
         rows = 0
         has_more = True
         deadline = time.monotonic() + most_s
-        while has_more:  # a long backlog takes several short transactions
-            with self._transaction(patience) as connection:
-                written, has_more = self._ingest_batch(connection, deadline)
-                rows += written
-            if time.monotonic() >= deadline:
-                break
+        with ExitStack() as opened:
+            only = opened.enter_context(self._writable(patience)) if alone else None
+            while has_more:  # a long backlog takes several short transactions
+                with nullcontext(only) if only else self._writable(patience) as connection:
+                    with self._transaction(connection):
+                        written, has_more = self._ingest_batch(connection, deadline)
+                    rows += written
+                if time.monotonic() >= deadline:
+                    break
         with suppress(OSError):
             os.utime(self._lock_path)
         return rows
@@ -185,7 +190,7 @@ class Catalog:
         # One rebuild at a time; the lock of the other catalog is taken and given back by each of its transactions.
         with KeyLock(self._lock_path.with_name("rebuild.lock")):
             new._remove()  # what a killed rebuild has left
-            new.ingest(patience=patience)
+            new.ingest(patience=patience, alone=True)
             with flock_until(self._lock_path, time.monotonic() + patience, shared=False) as acquired:
                 if not acquired:
                     raise CatalogBusy(f"{self.path} is in use by other processes of this machine")
@@ -299,16 +304,16 @@ class Catalog:
         positions = dict(connection.execute("SELECT path, position FROM ingested").fetchall())
         written = self._ingest_manifests(connection, positions)
         budget = READ_LIMIT
-        slice_bytes = READ_LIMIT if deadline == math.inf else SLICE
+        slice_bytes = 4 * SLICE if deadline == math.inf else SLICE
         # Events of many files are inserted together: a statement takes milliseconds however few rows it has, and other
         # processes wait for the lock.
-        batch: list[tuple[str, list[dict[str, Any]]]] = []
+        batch: list[tuple[str, bytes]] = []
         new_positions: dict[str, int] = {}
         batch_bytes = 0
 
         def insert() -> None:
             nonlocal written, batch_bytes
-            written += _insert_events(connection, batch)
+            written += _insert_lines(connection, batch)
             _set_positions(connection, new_positions)
             batch.clear()
             new_positions.clear()
@@ -321,10 +326,10 @@ class Catalog:
                 if budget <= 0 or (budget < READ_LIMIT and time.monotonic() >= deadline):
                     insert()
                     return written, True
-                events, end = read_events(path, position, min(budget, slice_bytes))
+                lines, end = read_lines(path, position, min(budget, slice_bytes))
                 if end == position:
                     break  # the last line is still being written
-                batch.append((name, events))
+                batch += [(name, line) for line in lines]
                 new_positions[name] = end
                 budget, batch_bytes = budget - (end - position), batch_bytes + (end - position)
                 position = end
@@ -354,8 +359,7 @@ class Catalog:
                 present.discard(name)
         # A manifest that cannot be read any more counts as removed: its rows would describe what nobody can use.
         removed = [name for name in positions if name.startswith("artifacts/") and name not in present]
-        for name in (*removed, *(name for name, _, _ in new)):
-            _delete_artifact(connection, name)
+        _delete_artifacts(connection, [*removed, *(name for name, _, _ in new if name in positions)])
         if new:
             _insert(connection, ARTIFACTS, [artifact_row(artifact) for _, _, artifact in new])
             _insert(connection, INPUTS, [row for _, _, artifact in new for row in input_rows(artifact)])
@@ -363,23 +367,28 @@ class Catalog:
         return len(new)
 
     @contextmanager
-    def _transaction(self, patience: float) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Run the block in a write transaction on tables of the current schema, which are created first."""
+    def _writable(self, patience: float) -> Iterator[duckdb.DuckDBPyConnection]:
+        """Open the catalog for writing; the store's folders are created if they are missing."""
         with writing(self.store.root):
             self.store.locks.mkdir(parents=True, exist_ok=True)
         with self._open(patience, read_only=False) as connection:
-            try:
-                # An error that leaves the block closes the connection without COMMIT, which undoes all of it.
-                schema = schema_of(connection)
-                connection.execute("BEGIN")
-                if schema != SCHEMA:
-                    if schema:
-                        logger.info("%s: schema %d is not that of this version; it is built anew", self.path, schema)
-                    _create_empty(connection)
-                yield connection
-                connection.execute("COMMIT")
-            except duckdb.Error as error:
-                raise _unusable(self.path, error) from error
+            yield connection
+
+    @contextmanager
+    def _transaction(self, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+        """Run the block in a transaction on tables of the current schema, which are created first."""
+        try:
+            # An error that leaves the block closes the connection without COMMIT, which undoes all of it.
+            schema = schema_of(connection)
+            connection.execute("BEGIN")
+            if schema != SCHEMA:
+                if schema:
+                    logger.info("%s: schema %d is not that of this version; it is built anew", self.path, schema)
+                _create_empty(connection)
+            yield
+            connection.execute("COMMIT")
+        except duckdb.Error as error:
+            raise _unusable(self.path, error) from error
 
     @contextmanager
     def _open(self, patience: float, *, read_only: bool, shared: bool = False) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -525,15 +534,23 @@ def _create_empty(connection: duckdb.DuckDBPyConnection) -> None:
     _set_positions(connection, {"schema": SCHEMA})
 
 
-def _insert_events(connection: duckdb.DuckDBPyConnection, batch: list[tuple[str, list[dict[str, Any]]]]) -> int:
-    """Insert the events of several files; returns the number of rows.
+def _insert_lines(connection: duckdb.DuckDBPyConnection, batch: list[tuple[str, bytes]]) -> int:
+    """Insert the events of lines, each with the name of its file; returns the number of rows."""
+    taken = insert_plain(connection, [line for _, line in batch]) if len(batch) >= LEAST else set()
+    rest = [named for place, named in enumerate(batch) if place not in taken]
+    parsed = ((name, parse_event(line, name)) for name, line in rest)
+    return len(taken) + _insert_events(connection, ((name, event) for name, event in parsed if event is not None))
+
+
+def _insert_events(connection: duckdb.DuckDBPyConnection, events: Iterable[tuple[str, dict[str, Any]]]) -> int:
+    """Insert events, each with the name of its file; returns the number of rows.
 
     An event that does not fit its table is logged, left out and counted.
     """
     # Kind -> id -> row. Of several events with one id only one is inserted: a statement may set a row only once.
     by_table: dict[str, dict[str, dict[str, Any]]] = {}
     left_out: Counter[str] = Counter()
-    for name, event in ((name, event) for name, events in batch for event in events):
+    for name, event in events:
         if event["kind"] not in TABLE_OF_EVENT:
             logger.warning("%s: an event of unknown kind %r is left out", name, event["kind"][:80])
             left_out[name] += 1
@@ -565,11 +582,15 @@ def _set_positions(connection: duckdb.DuckDBPyConnection, positions: dict[str, i
         connection.execute("INSERT OR REPLACE INTO ingested SELECT unnest(?::VARCHAR[]), unnest(?::BIGINT[])", columns)
 
 
-def _delete_artifact(connection: duckdb.DuckDBPyConnection, name: str) -> None:
-    """Delete the rows of the artifact whose manifest was at `name`."""
-    _, kind, folder, _ = name.split("/")
-    key, dot, number = folder.partition(".")
-    artifact_id = f"{kind}/{key[:12]}{dot}{number}"  # as `short_id` writes it
-    connection.execute("DELETE FROM inputs WHERE artifact = ?", [artifact_id])
-    connection.execute("DELETE FROM artifacts WHERE id = ?", [artifact_id])
-    connection.execute("DELETE FROM ingested WHERE path = ?", [name])
+def _delete_artifacts(connection: duckdb.DuckDBPyConnection, names: list[str]) -> None:
+    """Delete the rows of the artifacts whose manifests were at `names`."""
+    if not names:
+        return
+    ids = []
+    for name in names:
+        _, kind, folder, _ = name.split("/")
+        key, dot, number = folder.partition(".")
+        ids.append(f"{kind}/{key[:12]}{dot}{number}")  # as `short_id` writes it
+    connection.execute("DELETE FROM inputs WHERE list_contains(?, artifact)", [ids])
+    connection.execute("DELETE FROM artifacts WHERE list_contains(?, id)", [ids])
+    connection.execute("DELETE FROM ingested WHERE list_contains(?, path)", [names])

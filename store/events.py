@@ -210,9 +210,17 @@ def read_live(path: Path) -> dict[str, Any]:
 def read_events(path: Path, offset: int = 0, limit: int = READ_LIMIT) -> tuple[list[dict[str, Any]], int]:
     """Read about `limit` bytes of events from byte `offset` on; returns them and the offset to continue from.
 
-    A last line without a newline is left for the next call, because it may still be being written. A line that is not a
-    valid event (incomplete after a crash, nested too deep, over 32 MiB) is skipped with a warning; a line that is
-    longer than a block is skipped block by block.
+    Which lines are left for later or skipped: `read_lines` and `parse_event`.
+    """
+    lines, end = read_lines(path, offset, limit)
+    return [event for line in lines if (event := parse_event(line, path)) is not None], end
+
+
+def read_lines(path: Path, offset: int = 0, limit: int = READ_LIMIT) -> tuple[list[bytes], int]:
+    """Read about `limit` bytes of lines from byte `offset` on; returns them and the offset to continue from.
+
+    A last line without a newline is left for the next call, because it may still be being written. A line that is
+    longer than a block is skipped block by block, with a warning.
     """
     with path.open("rb") as file:
         file.seek(offset)
@@ -224,14 +232,18 @@ def read_events(path: Path, offset: int = 0, limit: int = READ_LIMIT) -> tuple[l
         return [], offset + len(block)
     # Up to the last line feed; the rest is read again by the next call.
     complete_lines = bytes(block[: block.rfind(b"\n") + 1])
-    events = []
-    for line in complete_lines.splitlines():
-        event = _parse(line) if len(line) <= LARGEST_EVENT else None
-        if event is not None:
-            events.append(event)
-        elif line.strip():
-            logger.warning("%s: a torn line (or one too long or too deep) of %d bytes is skipped", path, len(line))
-    return events, offset + len(complete_lines)
+    return complete_lines.splitlines(), offset + len(complete_lines)
+
+
+def parse_event(line: bytes, path: str | Path) -> dict[str, Any] | None:
+    """Parse a line of the event file `path`; None, with a warning, if it is not a valid event.
+
+    That is one that is incomplete after a crash, nested too deep, or over 32 MiB. An empty line is none either.
+    """
+    event = _parse(line) if len(line) <= LARGEST_EVENT else None
+    if event is None and line.strip():
+        logger.warning("%s: a torn line (or one too long or too deep) of %d bytes is skipped", path, len(line))
+    return event
 
 
 def to_json(value: Any) -> str:

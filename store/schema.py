@@ -175,19 +175,22 @@ class CatalogTable:
         return f"CREATE TABLE {self.place}.{self.name} ({columns}, PRIMARY KEY ({', '.join(self.key)}))"
 
     def upsert(self) -> str:
-        """The statement that inserts or updates rows, with one list per column as parameters.
+        """The statement that inserts or updates rows, with one list per column as parameters."""
+        # Columns as lists: a statement takes milliseconds, however few rows it inserts.
+        return self.insert(f"SELECT {', '.join(f'unnest(?::{kind}[])' for kind in self.columns.values())}")
+
+    def insert(self, rows: str) -> str:
+        """The statement that inserts the rows of a query, whose columns are those of the table, or updates by them.
 
         An older event never replaces a newer one (see `precedence`).
         """
         names = list(self.columns)
-        # Columns as lists: a statement takes milliseconds, however few rows it inserts.
-        values = ", ".join(f"unnest(?::{self.columns[name]}[])" for name in names)
         newer = ""
         if "time" in names:
             newer = f" WHERE {self._sql_precedence('excluded')} >= {self._sql_precedence(self.name)}"
         updates = ", ".join(f"{name} = excluded.{name}" for name in names if name not in self.key)
         return (
-            f"INSERT INTO {self.place}.{self.name} ({', '.join(names)}) SELECT {values} "
+            f"INSERT INTO {self.place}.{self.name} ({', '.join(names)}) {rows} "
             f"ON CONFLICT ({', '.join(self.key)}) DO UPDATE SET {updates}{newer}"
         )
 

@@ -119,6 +119,49 @@ def test_a_rebuild_from_nothing_gives_the_same_rows(store, catalog):
     assert catalog.query("SELECT value FROM metrics WHERE step = 0") == [{"value": 9.0}]
 
 
+# Values of the fields of an event that DuckDB and Python might read differently, or that do not fit a column.
+ODD = [
+    None, "", "a", "é", "a\\b", 'say "x"', "line\nbreak", "\x1b[31m", "\ud83d\ude00", "null", 0, 5, -7, 5.5, 1e300,
+    -1.5e-7, 2**62, 2**63, 2**80, 0.0012345678901234567, math.nan, math.inf, True, "7", "1e5", "nan", [1], {"a": None},
+]  # fmt: skip
+
+
+def odd_lines():
+    """Lines of metrics and samples with each odd value in each place, and some that are no events."""
+    common = {"execution": "e1", "stage": "toy", "time": 1_700_000_000_000_000}
+    metric = {"kind": "metric", "fields": {"name": "loss", "step": 1, "value": 0.5, "source": "web"}} | common
+    sample = {"kind": "sample", "fields": {"set": "train", "index": 3, "text": "é", "x": {"y": [0.1, None]}}} | common
+    events = []
+    for event in (metric, sample):
+        fields = event["fields"]
+        events += [event, event | {"time": 1}, event | {"time": -1}, event | {"fields": {}}, event | {"fields": None}]
+        for name in fields:
+            events.append(event | {"fields": {key: value for key, value in fields.items() if key != name}})
+            events += [event | {"fields": fields | {name: value}} for value in ODD]
+        events += [event | {name: value} for name in ("execution", "stage", "time", "id") for value in ODD]
+    twice = [metric | {"id": "twice", "time": time} for time in (7, 8, 6)]
+    lines = [json.dumps({"id": f"i{place}"} | event) for place, event in enumerate([*events, *twice])]
+    deep = json.dumps(sample | {"id": "deep"}).replace("[0.1, null]", "[" * 70 + "]" * 70)
+    return [*lines, deep, lines[0].replace("0.5", "0.5,}"), "{torn", '"text"', ""]
+
+
+def test_bulk_ingestion_gives_the_rows_of_events_read_one_by_one(store, tmp_path, monkeypatch):
+    """And leaves out the same: what DuckDB's reader takes is a part of what Python's takes, and it reads it alike."""
+    other = Store(tmp_path / "other")
+    for each in (store, other):
+        each.prepare()
+        (each.events / "odd.jsonl").write_text("\n".join([*odd_lines(), ""]), encoding="utf-8")
+    taken, insert_plain = [], catalogs.insert_plain
+    monkeypatch.setattr(catalogs, "insert_plain", lambda *given: taken.append(insert_plain(*given)) or taken[-1])
+    Catalog(other).ingest()
+    assert not taken
+    monkeypatch.setattr(catalogs, "LEAST", 1)
+    Catalog(store).ingest()
+    assert len(taken[0]) > 50
+    assert everything(Catalog(store)) == everything(Catalog(other))
+    assert Catalog(store).left_out() == Catalog(other).left_out() != {}
+
+
 @pytest.mark.slow
 def test_a_backlog_is_ingested_in_several_transactions(store, catalog, monkeypatch):
     fill(store)
