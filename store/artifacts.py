@@ -208,11 +208,12 @@ class Store(Layout):
         """(kind, key, n, folder) of every artifact folder, whether its manifest is readable or not; n is 0 if live."""
         folders = []
         for parent in sorted(self.artifacts.glob("*")):
-            for folder in sorted(parent.iterdir()) if parent.is_dir() and kind in (None, parent.name) else ():
+            # By name: to sort paths takes ten times as long, and a store may have ten thousand of them.
+            for name in sorted(os.listdir(parent)) if kind in (None, parent.name) and parent.is_dir() else ():
                 # Anything else in there, such as a copy that somebody has named by its date, is no artifact.
-                key, dot, number = folder.name.partition(".")
+                key, dot, number = name.partition(".")
                 if KEY.fullmatch(key) and (_NUMBER.fullmatch(number) if dot else True):
-                    folders.append((parent.name, key, int(number) if dot else 0, folder))
+                    folders.append((parent.name, key, int(number) if dot else 0, parent / name))
         return folders
 
     def read(self, kind: str, key: str, number: int, folder: Path) -> Artifact | None:

@@ -34,7 +34,7 @@ from nautile.common.text import first_line
 from nautile.store.artifacts import Store
 from nautile.store.bulk import LEAST, insert_plain
 from nautile.store.events import READ_LIMIT, parse_event, read_lines
-from nautile.store.layout import EVENTS
+from nautile.store.layout import ARTIFACT_FOLDER, EVENTS
 from nautile.store.locks import KeyLock, flock_until
 from nautile.store.manifest import MANIFEST
 from nautile.store.schema import (
@@ -319,9 +319,12 @@ class Catalog:
             new_positions.clear()
             batch_bytes = 0
 
-        for path in sorted(self.store.events.glob("*.jsonl")):
-            name, size = f"{EVENTS}/{path.name}", path.stat().st_size
+        for file, size in _event_files(self.store.events):
+            name = f"{EVENTS}/{file}"
             position = positions.get(name, 0)
+            if position >= size:  # so it is for nearly all files of a large store
+                continue
+            path = self.store.events / file
             while position < size:
                 if budget <= 0 or (budget < READ_LIMIT and time.monotonic() >= deadline):
                     insert()
@@ -343,11 +346,12 @@ class Catalog:
 
         The position of a manifest in `ingested` is its modification time in nanoseconds.
         """
-        root, present, new = self.store.root, set(), []
+        root, present, new = str(self.store.root), set(), []
         for kind, key, number, folder in self.store.folders():
-            name = str((folder / MANIFEST).relative_to(root))
+            # Texts, because every reading command looks at each of what may be ten thousand folders.
+            name = f"{ARTIFACT_FOLDER}/{kind}/{folder.name}/{MANIFEST}"
             try:
-                stamp = (folder / MANIFEST).stat().st_mtime_ns
+                stamp = os.stat(f"{root}/{name}").st_mtime_ns
             except OSError:
                 continue
             present.add(name)
@@ -358,7 +362,7 @@ class Catalog:
             else:
                 present.discard(name)
         # A manifest that cannot be read any more counts as removed: its rows would describe what nobody can use.
-        removed = [name for name in positions if name.startswith("artifacts/") and name not in present]
+        removed = [name for name in positions if name.startswith(f"{ARTIFACT_FOLDER}/") and name not in present]
         _delete_artifacts(connection, [*removed, *(name for name, _, _ in new if name in positions)])
         if new:
             _insert(connection, ARTIFACTS, [artifact_row(artifact) for _, _, artifact in new])
@@ -465,6 +469,15 @@ def query_files(sql: str, parameters: Sequence[Any] = ()) -> list[CatalogRow]:
 
 def _as_dicts(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> list[CatalogRow]:
     return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def _event_files(folder: Path) -> list[tuple[str, int]]:
+    """The names of the event files in a folder, in order, with their sizes in bytes."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((entry.name, entry.stat().st_size) for entry in entries if entry.name.endswith(".jsonl"))
+    except FileNotFoundError:
+        return []
 
 
 def _lock_settings(connection: duckdb.DuckDBPyConnection) -> None:

@@ -17,6 +17,7 @@ from nautile.common.files import read_json
 
 # Folders that are at the remote too, under the same name.
 STAGING, EVENTS, REPLIES = "staging", "events", "replies"
+ARTIFACT_FOLDER = "artifacts"
 # In a staging folder, for patterns of names.
 CHECKPOINTS = "checkpoints"  # wherever a stage keeps its own (model/training/checkpoint.py)
 STEPS = f"{CHECKPOINTS}/steps"
@@ -31,7 +32,7 @@ class Layout:
     def __init__(self, root: str | Path) -> None:
         self.root = root = Path(root).absolute()
         self.description = root / "store.json"  # the number of the store's layout
-        self.artifacts = root / "artifacts"  # `<kind>/<key>/` live artifacts, `<kind>/<key>.<n>/` superseded ones
+        self.artifacts = root / ARTIFACT_FOLDER  # `<kind>/<key>/` live artifacts, `<kind>/<key>.<n>/` superseded ones
         # The staging folders of all keys, and what is on its way in or out under a name with a dot.
         self.staging_root = root / STAGING
         self.events = root / EVENTS  # what processes have reported, in files of one event a line

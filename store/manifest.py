@@ -351,17 +351,17 @@ def damaged_files(root: Path, folder: Path, files: dict[str, dict[str, Any]], *,
 
     `trust`: do not read a file whose stamp is the same as when it was last verified.
     """
+    visible: list[str] = []
+    links: list[str] = []
+    for parent, folders, names in os.walk(folder):
+        inside = parent[len(str(folder)) + 1 :]
+        visible += [os.path.join(inside, name) for name in names]
+        entries = (os.path.join(inside, name) for name in (*folders, *names))
+        links += [name for name in entries if os.path.islink(os.path.join(folder, name))]
     # Unexpected files. Hidden ones are ignored: file browsers and NFS create them.
-    paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
-    visible = (path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts))
-    damaged = [f"{name} (not in the manifest)" for name in sorted(visible) if name not in files and name != MANIFEST]
+    unexpected = {name for name in visible if not any(part.startswith(".") for part in name.split("/"))}
+    damaged = [f"{name} (not in the manifest)" for name in sorted(unexpected - files.keys() - {MANIFEST})]
     # A file behind a symbolic link is not part of the artifact, whatever its bytes.
-    links = [
-        os.path.relpath(path, folder)
-        for parent, folders, names in os.walk(folder)
-        for path in (os.path.join(parent, name) for name in (*folders, *names))
-        if os.path.islink(path)
-    ]
     # Compare sizes, and collect the files that have to be read.
     record = _record_path(root, folder)
     recorded_stamps = read_json(record) or {}
@@ -382,8 +382,11 @@ def damaged_files(root: Path, folder: Path, files: dict[str, dict[str, Any]], *,
                 unread.append(name)
     # The stamps are older than the digests: a file that changes while it is read has another stamp next time, and is
     # read again.
-    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-        digests = list(pool.map(lambda name: _digest_of(folder / name), unread))
+    if len(unread) > 1:
+        with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+            digests = list(pool.map(lambda name: _digest_of(folder / name), unread))
+    else:  # to start threads takes longer than to read a small file
+        digests = [_digest_of(folder / name) for name in unread]
     for name, digest in zip(unread, digests, strict=True):
         if digest != files[name]["sha256"]:
             damaged.append(f"{name} ({digest})" if digest.startswith("cannot") else f"{name} (its digest differs)")

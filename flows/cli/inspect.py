@@ -6,6 +6,8 @@
 import json
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +16,11 @@ from nautile.common.errors import ConfigError
 from nautile.common.text import did_you_mean
 from nautile.data.tokens.losses import LOST
 from nautile.flows.operate.questions import waiting
-from nautile.flows.run_state import PLAN
+from nautile.flows.run_state import PLAN, reading
 from nautile.store.artifacts import Artifact, Store, short_id
 from nautile.store.catalog import Catalog, CatalogRow
 from nautile.store.events import read_live
-from nautile.store.manifest import ADDED, KEY, MANIFEST
+from nautile.store.manifest import ABSENT, ADDED, KEY, MANIFEST, MIRRORED
 from nautile.store.mirror import MirroredStore
 from nautile.store.named import trained_by
 from nautile.store.staging_mirror import upload_note
@@ -30,7 +32,19 @@ if TYPE_CHECKING:  # imported by the functions that need them: they load every s
     from nautile.configs.schema import RunConfig
     from nautile.flows.dag import Step
 
+VERIFYING = 4  # artifacts that are verified at a time
 READ_AGAIN = 5  # how often an artifact is verified that runs keep replacing
+
+SORTED_BY = {"created": "a.created DESC, a.id DESC", "bytes": "a.bytes DESC, a.id DESC"}
+# The last rows of the list, last first. (kind, kind, whether with superseded ones, text, limit)
+ARTIFACTS = """
+SELECT a.id, a.kind, a.key, a.superseded, a.stage, a.bytes, a.file_count AS files, a.created,
+    a.published_as AS execution, count(*) OVER () AS total
+FROM artifacts a LEFT JOIN (SELECT run, arg_max(name, started) AS name FROM plans GROUP BY run) p USING (run)
+WHERE (? IS NULL OR a.kind = ?) AND (a.superseded = 0 OR ?)
+    AND contains(lower(concat_ws(' ', a.id, a.label, a.run, p.name)), lower(?))
+ORDER BY {order} LIMIT ?
+"""
 
 
 def status(store: Store, config: "RunConfig") -> list[CatalogRow]:
@@ -107,17 +121,38 @@ def _approval_notes(store: Store) -> dict[str, str]:
     return notes
 
 
-def artifacts(store: Store, kind: str | None, superseded: bool) -> list[CatalogRow]:
-    """The artifacts in the store, oldest first, a row each. `superseded`: include replaced ones."""
-    store.refresh()
-    artifacts = store.list(kind, superseded=superseded)
+def artifacts(
+    store: Store,
+    kind: str | None = None,
+    superseded: bool = False,
+    *,
+    match: str = "",
+    sort: str = "created",
+    most: int | None = None,
+) -> tuple[list[CatalogRow], int]:
+    """The last `most` artifacts of the list, from the catalog, a row each; and how many the list has.
+
+    Oldest first, or with `sort="bytes"` smallest first. `superseded`: include replaced ones. `match`: only those with
+    this text in the id, the label of the step, or the id or name of the run.
+    """
+    if sort not in SORTED_BY:
+        raise ConfigError(f"--sort {sort}: must be {' or '.join(SORTED_BY)}{did_you_mean(sort, SORTED_BY)}")
+    with reading(store) as query:
+        found = query(ARTIFACTS.format(order=SORTED_BY[sort]), kind, kind, superseded, match, most)
+        kinds = set() if found else {row["kind"] for row in query("SELECT DISTINCT kind FROM artifacts")}
     # An empty list for a misspelt kind would read as an empty store.
-    if kind and not artifacts and kind not in (kinds := {name for name, *_ in store.folders()}):
+    if kind and not found and kind not in kinds:
         raise ConfigError(
             f"no artifacts of kind {kind!r}{did_you_mean(kind, kinds)}; "
             f"there are {', '.join(sorted(kinds)) or 'none of any kind'}"
         )
-    return [row_of(artifact) for artifact in artifacts]
+    rows = []
+    for row in reversed(found):
+        folder = store.artifacts / row["kind"] / (row["key"] + (f".{row['superseded']}" if row["superseded"] else ""))
+        fields = {name: row[name] for name in ("id", "stage", "bytes", "files", "superseded", "key", "execution")}
+        created = row["created"].replace(tzinfo=UTC).isoformat(timespec="microseconds")
+        rows.append(fields | {"created": created, "path": str(folder), "at": _at(store, folder)})
+    return rows, found[0]["total"] if found else 0
 
 
 def show(store: Store, artifact_id: str) -> dict[str, Any]:
@@ -127,7 +162,7 @@ def show(store: Store, artifact_id: str) -> dict[str, Any]:
     return {
         "id": artifact.id,
         "path": str(artifact.folder),
-        "at": _at(artifact),
+        "at": _at(store, artifact.folder),
         "damaged": store.verify(artifact),
         **artifact.manifest,
     }
@@ -176,11 +211,15 @@ def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> dic
         checked = {artifact.id: store.verify(artifact, remote=remote)}
     else:
         # A folder whose manifest cannot be read is in no list of artifacts, and is the one that must be reported.
-        checked = {}
-        for kind, key, number, folder in store.folders():
-            damage = _damage(store, kind, key, number, folder, remote)
-            if damage is not None:
-                checked[short_id(kind, key, number)] = damage
+        folders = store.folders()
+        # In threads: digests, reads and requests to a remote all work beside Python.
+        with ThreadPoolExecutor(max_workers=VERIFYING) as pool:
+            damages = pool.map(lambda folder: _damage(store, *folder, remote), folders)
+            checked = {
+                short_id(kind, key, number): damage
+                for (kind, key, number, _), damage in zip(folders, damages, strict=True)
+                if damage is not None
+            }
         if remote and isinstance(store, MirroredStore):
             checked |= {name: ["manifest.json at the remote"] for name in store.unusable_manifests()}
     damaged = {name: files for name, files in checked.items() if files}
@@ -203,8 +242,10 @@ def _damage(store: Store, kind: str, key: str, number: int, folder: Path, remote
         damage = store.verify(artifact, remote=remote) if artifact else [MANIFEST]
         if not folder.is_dir():
             return None
+        if not damage:
+            break
         current = store.read(kind, key, number, folder)
-        if not damage or (current.manifest if current else None) == (artifact.manifest if artifact else None):
+        if (current.manifest if current else None) == (artifact.manifest if artifact else None):
             break
     return damage
 
@@ -310,15 +351,17 @@ def row_of(artifact: Artifact) -> CatalogRow:
         "key": artifact.key,
         "execution": artifact.execution,
         "path": str(artifact.folder),
-        "at": _at(artifact),
+        "at": _at(artifact.store, artifact.folder),
     }
 
 
-def _at(artifact: Artifact) -> str:
-    """Where the files of an artifact are: `here`, `remote`, or `both`."""
-    if not isinstance(artifact.store, MirroredStore) or not artifact.store.is_mirrored(artifact):
+def _at(store: Store, folder: Path) -> str:
+    """Where the files of the artifact in a folder are: `here`, `remote`, or `both`."""
+    if not isinstance(store, MirroredStore):
         return "here"
-    return "both" if artifact.store.has_files(artifact) else "remote"
+    if (folder / ABSENT).exists():
+        return "remote"
+    return "both" if (folder / MIRRORED).exists() else "here"
 
 
 def _mirrored(store: Store) -> MirroredStore:

@@ -43,6 +43,7 @@ from nautile.flows.cli.terminal import (
     SetOption,
     complete_stage,
     console_for,
+    listed_as,
     print_markdown,
     show_as,
     the_store,
@@ -121,18 +122,24 @@ def run(
 def artifacts(
     kind: Annotated[str | None, typer.Argument(metavar="KIND", help="tokens, checkpoint, evaluation, ...")] = None,
     superseded: Annotated[bool, typer.Option("--all", help="Include those that a forced run replaced.")] = False,
+    match: Annotated[
+        str, typer.Option(metavar="TEXT", help="Only those with this text in the id, the step, or the run.")
+    ] = "",
+    sort: Annotated[str, typer.Option(metavar="FIELD", help="created, or bytes: the largest last.")] = "created",
     most: Annotated[
-        int | None, typer.Option("--most", "-n", min=1, help="The newest N only. Default: 100, with --json all.")
+        int | None,
+        typer.Option("--most", "--limit", "-n", min=1, help="The last N of the list. Default: 100, with --json all."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """List the artifacts in the store, oldest first."""
     from nautile.flows.cli import inspect
-    from nautile.flows.cli.tables import newest_artifacts
+    from nautile.flows.cli.tables import last_artifacts
 
-    rows = inspect.artifacts(the_store(), kind, superseded)
-    shown = rows[-most:] if most else rows if as_json else rows[-100:]
-    show_as(shown, as_json, lambda shown: newest_artifacts(shown, len(rows)))
+    most = most or (None if as_json else 100)
+    rows, total = inspect.artifacts(the_store(), kind, superseded, match=match, sort=sort, most=most)
+    given = [*([kind] if kind else []), *(["--all"] if superseded else []), *listed_as(total, match, sort, "created")]
+    show_as(rows, as_json, lambda rows: last_artifacts(rows, total, shell_command("nautile", "artifacts", *given)))
 
 
 def show(artifact: IdArgument, as_json: Json = False) -> None:

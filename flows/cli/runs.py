@@ -15,9 +15,10 @@ from nautile.configs.changes import Change, describe_changes, read_changes
 from nautile.flows.cli.tables import STATES, calls_text
 from nautile.flows.render import FittingTable, text_table
 from nautile.flows.run_state import (
+    LISTED_RUNS,
     LIVE,
     MOST_SEARCHED,
-    RUN_COUNT,
+    RUN_ORDERS,
     RUNS,
     RunState,
     StepState,
@@ -89,12 +90,18 @@ def newest_run(store: Store) -> RunState | None:
         return run_state(store, query, live_run(runs, store, questions) or runs[0], questions)
 
 
-def list_runs(store: Store, most: int) -> list[dict[str, Any]]:
-    """Rows of the newest runs, newest first. Steps are read only for live runs, whose progress they show."""
+def list_runs(store: Store, most: int, match: str = "", sort: str = "newest") -> tuple[list[dict[str, Any]], int]:
+    """Rows of the first runs of the list, and how many the list has.
+
+    Steps are read only for live runs, whose progress they show. `match`: a text in the id, name, configuration, changes
+    or note. `sort`: see `RUN_ORDERS`.
+    """
+    if sort not in RUN_ORDERS:
+        raise ConfigError(f"--sort {sort}: must be {', '.join(RUN_ORDERS)}{did_you_mean(sort, RUN_ORDERS)}")
     rows = []
     with reading(store) as query:
         questions = questions_by_run(store)
-        summaries = query(RUNS, most)
+        summaries = query(LISTED_RUNS.format(order=RUN_ORDERS[sort]), match, most)
         scores = scores_of(query, [row["run"] for row in summaries])
         for row in summaries:
             state = state_of(row, store, questions)
@@ -102,7 +109,7 @@ def list_runs(store: Store, most: int) -> list[dict[str, Any]]:
                 rows.append(run_row(run_state(store, query, row, questions)))
             else:
                 rows.append(_ended_row(row, state, last_score(scores.get(row["run"]))))
-    return rows
+    return rows, summaries[0]["total"] if summaries else 0
 
 
 def queued_rows(queued: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -128,12 +135,6 @@ def queued_rows(queued: list[dict[str, Any]], rows: list[dict[str, Any]]) -> lis
         for run in reversed(queued)
         if run["id"] not in known
     ]
-
-
-def count_runs(store: Store) -> int:
-    """The number of runs that `list_runs` could list."""
-    with reading(store) as query:
-        return next((int(row["runs"]) for row in query(RUN_COUNT)), 0)
 
 
 def _ended_row(row: CatalogRow, state: str, score: CatalogRow | None) -> dict[str, Any]:

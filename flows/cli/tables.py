@@ -130,13 +130,12 @@ def artifact_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def newest_artifacts(rows: list[dict[str, Any]], total: int) -> RenderableType:
-    """`artifact_table` of the newest artifacts, and of how many they are."""
+def last_artifacts(rows: list[dict[str, Any]], total: int, command: str) -> RenderableType:
+    """`artifact_table` of the last artifacts of a list, of how many they are, and the command that lists all."""
     table = artifact_table(rows)
     if len(rows) == total:
         return table
-    command = shell_command("nautile", "artifacts", "--most", total)
-    return Group(table, Text(f"the newest {len(rows):,} of {total:,} artifacts: `{command}` lists all", "dim"))
+    return Group(table, Text(f"the last {len(rows):,} of {total:,} artifacts: `{command}` lists all", "dim"))
 
 
 def manifest_view(manifest: dict[str, Any]) -> RenderableType:

@@ -108,6 +108,16 @@ def json_text(value: Any, *, ensure_ascii: bool = True) -> str:
     return controls_escaped(text)
 
 
+def listed_as(total: int, match: str, sort: str, default: str) -> list[str]:
+    """The options that list all of a list of which only a part was shown."""
+    return [
+        "--most",
+        str(total),
+        *(["--match", match] if match else []),
+        *(["--sort", sort] if sort != default else []),
+    ]
+
+
 def check_parquet(out: Path | None) -> None:
     """Raise `ConfigError` for an `--out` that no Parquet file can be written to: before a step that may take hours."""
     if out is not None and (out.suffix.lower() != ".parquet" or not out.absolute().parent.is_dir()):

@@ -13,7 +13,7 @@ import typer
 from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.text import duration, one_line, visible
-from nautile.flows.cli.terminal import Json, SetOption, complete_config, console_for, show_as, the_store
+from nautile.flows.cli.terminal import Json, SetOption, complete_config, console_for, listed_as, show_as, the_store
 
 if TYPE_CHECKING:
     from nautile.store.artifacts import Store
@@ -136,22 +136,29 @@ def queued_text(row: dict[str, Any]) -> str:
 
 
 def runs(
-    most: Annotated[int, typer.Option("--most", "-n", min=1, help="Number of runs to list, newest first.")] = 20,
+    most: Annotated[int, typer.Option("--most", "--limit", "-n", min=1, help="Number of runs to list.")] = 20,
+    match: Annotated[
+        str, typer.Option(metavar="TEXT", help="Only those with this text in id, name, configuration, changes or note.")
+    ] = "",
+    sort: Annotated[str, typer.Option(metavar="ORDER", help="newest, time (the longest first), or name.")] = "newest",
     as_json: Json = False,
 ) -> None:
     """List runs with their name, state, and changes from their base configuration."""
-    from nautile.flows.cli.runs import count_runs, list_runs, queued_rows, runs_table
+    from nautile.flows.cli.runs import list_runs, queued_rows, runs_table
 
     store = the_store()
-    rows = list_runs(store, most)
+    rows, total = list_runs(store, most, match, sort)
     queued = _queued_runs(store)
-    show_as([*queued_rows(queued or [], rows), *rows], as_json, runs_table)
+    waiting = [] if match else queued_rows(queued or [], rows)
+    if match and not rows and not as_json:
+        raise ConfigError(f"no run has {match!r} in its id, name, configuration, changes or note")
+    show_as([*waiting, *rows], as_json, runs_table)
     if queued is None:
         line = "the server of `nautile up` does not answer: runs that wait there for a process are not listed"
         console_for(stderr=True).print(line, style="yellow", soft_wrap=True)
-    if len(rows) == most and not as_json and (total := count_runs(store)) > most:
-        command = shell_command("nautile", "runs", "--most", total)
-        console_for().print(f"{most:,} of {total:,} runs: `{command}` lists all", style="dim", soft_wrap=True)
+    if len(rows) < total and not as_json:
+        command = shell_command("nautile", "runs", *listed_as(total, match, sort, "newest"))
+        console_for().print(f"{len(rows):,} of {total:,} runs: `{command}` lists all", style="dim", soft_wrap=True)
     _note_left_out(store)
 
 

@@ -130,7 +130,7 @@ def test_b14_runs_say_what_they_changed(store, toy):
             pass
     changes = changed_settings(toy, config)
     assert {change.field: change.after for change in changes} == {"reason.policy.steps": 3, "seed": 5}
-    rows = list_runs(store, 10)
+    rows, _ = list_runs(store, 10)
     TypeAdapter(OUTPUTS["runs"]).validate_json(json.dumps(rows), strict=True)
     by_name = {row["name"]: row for row in rows}
     assert by_name["the same"]["changes"] == []

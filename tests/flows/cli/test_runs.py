@@ -40,7 +40,7 @@ def test_a_plan_that_says_little_and_its_attempts_are_shown(store):
     attempt = event_of("run", id="a", run="r2", state="running", label="align", host=host())
     write_events(store, event, attempt, event_of("run", id="b", run="r2", state="failed", label="b") | {"id": "b"})
     with store.run_lock("r2").for_life():
-        (row,) = runs.list_runs(store, 9)
+        [row], _ = runs.list_runs(store, 9)
         assert (row["state"], row["steps"]) == ("running", 2)
         run = runs.run_unless_config(store, "r2")
     assert [(step.label, step.state) for step in run.steps] == [("align", "running"), ("b", "failed")]
@@ -83,15 +83,45 @@ def test_a_list_that_is_cut_off_says_how_many_there_are(store, command_line, mon
     assert "of 5 runs" not in command_line("runs", "--most", "5")[1]
     assert len(json.loads(command_line("runs", "--most", "2", "--json")[1])) == 2
     out = command_line("artifacts", "--most", "2")[1]
-    assert "the newest 2 of 5 artifacts: `nautile artifacts --most 5` lists all" in out
+    assert "the last 2 of 5 artifacts: `nautile artifacts --most 5` lists all" in out
     assert [key_of(f"t{number}")[:12] in out for number in range(5)] == [False] * 3 + [True] * 2
     assert "of 5 artifacts" not in command_line("artifacts")[1]
     assert len(json.loads(command_line("artifacts", "--json")[1])) == 5
 
 
+def test_lists_are_searched_and_sorted(store, command_line, monkeypatch):
+    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
+    for number, name in enumerate(("beta", "Alpha", "gamma")):
+        change = {"field": "seed", "before": 0, "after": 70 + number}
+        row = PLAN | {"id": f"p{number}", "run": f"r{number}", "name": name, "changes": [change]}
+        write_row(store, "plan", row | {"started": now()})
+        published(store, "tokens", name, {"a.txt": "x" * (9 - number)}, run=f"r{number}")
+    write_row(store, "note", {"id": "r2", "text": "the one for the paper", "tags": []})
+
+    def listed(*words):
+        return [row.get("name", row["id"]) for row in json.loads(command_line(*words, "--json")[1])]
+
+    assert listed("runs", "--sort", "name") == ["Alpha", "beta", "gamma"]
+    for text, found in (("ALPH", "Alpha"), ("r0", "beta"), ("71", "Alpha"), ("paper", "gamma")):
+        assert listed("runs", "--match", text) == [found]
+    assert listed("runs", "--match", "100%") == []
+    code, _, err = command_line("runs", "--match", "100%")
+    assert (code, "no run has '100%'" in err) == (2, True)
+    assert (
+        "1 of 3 runs: `nautile runs --most 3 --match a --sort name`"
+        in command_line("runs", "--match", "a", "--sort", "name", "--limit", "1")[1]
+    )
+    ids = [f"tokens/{key_of(name)[:12]}" for name in ("beta", "Alpha", "gamma")]
+    assert listed("artifacts", "--sort", "bytes") == ids[::-1]
+    assert listed("artifacts", "tokens", "--match", "gamma") == listed("artifacts", "--match", "r2") == ids[2:]
+    for command in ("runs", "artifacts"):
+        code, _, err = command_line(command, "--sort", "nam")
+        assert (code, err.startswith("--sort nam: must be")) == (2, True)
+
+
 @pytest.mark.parametrize(("state", "resume"), [("done", None), ("failed", "nautile run toy")])
 def test_a_run_that_is_done_has_no_command_that_resumes_it(store, state, resume):
     write_row(store, "plan", PLAN | {"state": state})
-    (row,) = runs.list_runs(store, 9)
+    [row], _ = runs.list_runs(store, 9)
     assert row["resume"] == resume
     assert runs.run_row(runs.run_unless_config(store, "r2"))["resume"] == resume

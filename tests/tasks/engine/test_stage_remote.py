@@ -58,7 +58,7 @@ def test_what_one_machine_made_the_other_reuses_and_builds_on(machine):
     assert f" from {b.url}" in next(update.note for update in updates if update.state == "waiting")
     assert (b.get(base["numbers"]).folder / "0.txt").read_text() == "0"
 
-    assert {row["id"]: row["at"] for row in inspect.artifacts(a, None, False)} == {
+    assert {row["id"]: row["at"] for row in inspect.artifacts(a)[0]} == {
         base["numbers"]: "both",
         outputs["numbers"]: "remote",
     }
