@@ -84,20 +84,17 @@ _COLUMNS = {
 }
 
 
-def _insert_plain(table: CatalogTable) -> str:
+def _insert_plain(table: CatalogTable, keyed: bool) -> str:
     """Insert the newest line of each id: a statement may set a row only once."""
     columns = ", ".join(f'{_COLUMNS[name]} AS "{name}"' for name in table.columns)
-    return table.insert(
-        f"SELECT * EXCLUDE (place) FROM (SELECT {columns}, place FROM plain WHERE name = '{table.name}') "
-        "QUALIFY row_number() OVER (PARTITION BY id ORDER BY time DESC, place DESC) = 1"
-    )
+    rows = f"SELECT {columns}, place FROM plain WHERE name = '{table.name}'"
+    newest = "QUALIFY row_number() OVER (PARTITION BY id ORDER BY time DESC, place DESC) = 1"
+    order = newest if keyed else "ORDER BY place"
+    return table.insert(f"SELECT * EXCLUDE (place) FROM ({rows}) {order}", keyed=keyed)
 
 
-_INSERTS = [_insert_plain(table) for table in (METRICS, SAMPLES)]
-
-
-def insert_plain(connection: duckdb.DuckDBPyConnection, lines: Sequence[bytes]) -> set[int]:
-    """Insert the rows of all lines in the usual form; returns the places of these lines."""
+def insert_plain(connection: duckdb.DuckDBPyConnection, lines: Sequence[bytes], keyed: bool = True) -> set[int]:
+    """Insert the rows of all lines in the usual form; returns the places of these lines. `keyed`: as `insert`."""
     texts: list[str] = []
     places: list[int] = []
     for place, line in enumerate(lines):
@@ -109,8 +106,8 @@ def insert_plain(connection: duckdb.DuckDBPyConnection, lines: Sequence[bytes]) 
             continue
         places.append(place)
     connection.execute(_READ, [len(texts), texts])
-    for statement in _INSERTS:
-        connection.execute(statement)
+    for table in (METRICS, SAMPLES):
+        connection.execute(_insert_plain(table, keyed))
     taken = connection.execute("SELECT place FROM plain").fetchall()
     connection.execute("DROP TABLE plain")
     return {places[place] for (place,) in taken}

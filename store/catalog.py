@@ -64,6 +64,9 @@ _VIEWS_AND_TABLES = """
 SELECT 'VIEW', schema_name, view_name FROM duckdb_views() WHERE NOT internal
 UNION ALL SELECT 'TABLE', schema_name, table_name FROM duckdb_tables() WHERE NOT internal
 """
+BULK_READ = 2**28  # bytes of events in a transaction of a rebuild
+BULK_MEMORY = "200MB"  # of DuckDB's buffers in a rebuild, until the keys are made; the rest is on disk
+RECORDED = tuple(table for table in TABLES if table.place == "recorded")
 SLICE = 2**20  # bytes of events between two checks of the time limit: about half a second
 # Extensions are not downloaded from the network. Two threads are enough for such small transactions.
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {"autoinstall_known_extensions": False, "threads": 2}
@@ -137,24 +140,38 @@ class Catalog:
 
         Idempotent, and safe while other processes do the same. After `most_s` seconds the remaining backlog is left to
         the next call. Raises `CatalogBusy` after `patience` seconds of waiting for a lock, `ConfigError` if the file is
-        not a catalog or the store cannot be written. `alone`: no other process opens this file, so it stays open
-        between the transactions; each opening reads the indexes of all rows, and each closing writes them.
+        not a catalog or the store cannot be written. `alone`: the file is new and no other process opens it. So it
+        stays open, and metrics, samples and calls get their keys at the end: each opening reads the indexes of all
+        rows, each closing writes them, and a row is added to them in a longer time than to the table.
         """
         rows = 0
         has_more = True
         deadline = time.monotonic() + most_s
         with ExitStack() as opened:
             only = opened.enter_context(self._writable(patience)) if alone else None
+            if only:
+                only.execute(f"SET memory_limit = '{BULK_MEMORY}'")
+                self._execute_each(only, [statement for table in RECORDED for statement in table.drop_key()])
             while has_more:  # a long backlog takes several short transactions
                 with nullcontext(only) if only else self._writable(patience) as connection:
                     with self._transaction(connection):
-                        written, has_more = self._ingest_batch(connection, deadline)
+                        written, has_more = self._ingest_batch(connection, deadline, keyed=not alone)
                     rows += written
                 if time.monotonic() >= deadline:
                     break
+            if only:
+                only.execute("RESET memory_limit")  # an index must fit into memory while it is made
+                for table in RECORDED:
+                    self._execute_each(only, table.add_key())
         with suppress(OSError):
             os.utime(self._lock_path)
         return rows
+
+    def _execute_each(self, connection: duckdb.DuckDBPyConnection, statements: Sequence[str]) -> None:
+        """Execute statements in transactions of their own: DuckDB makes no index of what one has changed before."""
+        for statement in statements:
+            with self._transaction(connection):
+                connection.execute(statement)
 
     def catch_up(self, *, patience: float = PATIENCE_S) -> None:
         """`ingest` before a command that only reads: a store that cannot be written is read as it is, with a warning.
@@ -295,15 +312,19 @@ class Catalog:
         except DAMAGE as error:
             raise _unusable(self.path, error) from None
 
-    def _ingest_batch(self, connection: duckdb.DuckDBPyConnection, deadline: float) -> tuple[int, bool]:
+    def _ingest_batch(
+        self, connection: duckdb.DuckDBPyConnection, deadline: float, *, keyed: bool = True
+    ) -> tuple[int, bool]:
         """Ingest all new manifests and up to about `READ_LIMIT` bytes of events, fewer if `deadline` passes.
 
+        Without keys (`CatalogTable.insert`) it is `BULK_READ` bytes, since nobody waits for the end of the transaction.
         Returns the number of rows written, and whether there is more to read.
         """
         # Inside the transaction: another process may have read further since our last one.
         positions = dict(connection.execute("SELECT path, position FROM ingested").fetchall())
         written = self._ingest_manifests(connection, positions)
-        budget = READ_LIMIT
+        most = READ_LIMIT if keyed else BULK_READ
+        budget = most
         slice_bytes = 4 * SLICE if deadline == math.inf else SLICE
         # Events of many files are inserted together: a statement takes milliseconds however few rows it has, and other
         # processes wait for the lock.
@@ -313,7 +334,7 @@ class Catalog:
 
         def insert() -> None:
             nonlocal written, batch_bytes
-            written += _insert_lines(connection, batch)
+            written += _insert_lines(connection, batch, keyed)
             _set_positions(connection, new_positions)
             batch.clear()
             new_positions.clear()
@@ -326,7 +347,7 @@ class Catalog:
                 continue
             path = self.store.events / file
             while position < size:
-                if budget <= 0 or (budget < READ_LIMIT and time.monotonic() >= deadline):
+                if budget <= 0 or (budget < most and time.monotonic() >= deadline):
                     insert()
                     return written, True
                 lines, end = read_lines(path, position, min(budget, slice_bytes))
@@ -547,15 +568,18 @@ def _create_empty(connection: duckdb.DuckDBPyConnection) -> None:
     _set_positions(connection, {"schema": SCHEMA})
 
 
-def _insert_lines(connection: duckdb.DuckDBPyConnection, batch: list[tuple[str, bytes]]) -> int:
+def _insert_lines(connection: duckdb.DuckDBPyConnection, batch: list[tuple[str, bytes]], keyed: bool) -> int:
     """Insert the events of lines, each with the name of its file; returns the number of rows."""
-    taken = insert_plain(connection, [line for _, line in batch]) if len(batch) >= LEAST else set()
+    taken = insert_plain(connection, [line for _, line in batch], keyed) if len(batch) >= LEAST else set()
     rest = [named for place, named in enumerate(batch) if place not in taken]
     parsed = ((name, parse_event(line, name)) for name, line in rest)
-    return len(taken) + _insert_events(connection, ((name, event) for name, event in parsed if event is not None))
+    events = ((name, event) for name, event in parsed if event is not None)
+    return len(taken) + _insert_events(connection, events, keyed)
 
 
-def _insert_events(connection: duckdb.DuckDBPyConnection, events: Iterable[tuple[str, dict[str, Any]]]) -> int:
+def _insert_events(
+    connection: duckdb.DuckDBPyConnection, events: Iterable[tuple[str, dict[str, Any]]], keyed: bool
+) -> int:
     """Insert events, each with the name of its file; returns the number of rows.
 
     An event that does not fit its table is logged, left out and counted.
@@ -578,15 +602,18 @@ def _insert_events(connection: duckdb.DuckDBPyConnection, events: Iterable[tuple
         if row["id"] not in rows or precedence(row) >= precedence(rows[row["id"]]):
             rows[row["id"]] = row
     for kind, rows in by_table.items():
-        _insert(connection, TABLE_OF_EVENT[kind], list(rows.values()))
+        table = TABLE_OF_EVENT[kind]
+        _insert(connection, table, list(rows.values()), keyed=keyed or table not in RECORDED)
     for name, count in left_out.items():
         connection.execute(_ADD_POSITION, [_LEFT_OUT + name, count])
     return sum(len(rows) for rows in by_table.values())
 
 
-def _insert(connection: duckdb.DuckDBPyConnection, table: CatalogTable, rows: list[dict[str, Any]]) -> None:
+def _insert(
+    connection: duckdb.DuckDBPyConnection, table: CatalogTable, rows: list[dict[str, Any]], *, keyed: bool = True
+) -> None:
     if rows:
-        connection.execute(table.upsert(), [[row[name] for row in rows] for name in table.columns])
+        connection.execute(table.upsert(keyed=keyed), [[row[name] for row in rows] for name in table.columns])
 
 
 def _set_positions(connection: duckdb.DuckDBPyConnection, positions: dict[str, int]) -> None:

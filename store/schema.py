@@ -174,17 +174,36 @@ class CatalogTable:
         columns = ", ".join(f"{name} {kind}" for name, kind in self.columns.items())
         return f"CREATE TABLE {self.place}.{self.name} ({columns}, PRIMARY KEY ({', '.join(self.key)}))"
 
-    def upsert(self) -> str:
-        """The statement that inserts or updates rows, with one list per column as parameters."""
+    def upsert(self, *, keyed: bool = True) -> str:
+        """The statement that inserts or updates rows, with one list per column as parameters. `keyed`: as `insert`."""
         # Columns as lists: a statement takes milliseconds, however few rows it inserts.
-        return self.insert(f"SELECT {', '.join(f'unnest(?::{kind}[])' for kind in self.columns.values())}")
+        columns = ", ".join(f"unnest(?::{kind}[])" for kind in self.columns.values())
+        return self.insert(f"SELECT {columns}", keyed=keyed)
 
-    def insert(self, rows: str) -> str:
+    def drop_key(self) -> list[str]:
+        """The statements that give the table, which must be empty, no key: its index costs more than the rows."""
+        columns = ", ".join(f"{name} {kind}" for name, kind in self.columns.items())
+        return [f"CREATE OR REPLACE TABLE {self.place}.{self.name} ({columns})"]
+
+    def add_key(self) -> list[str]:
+        """The statements that leave the row of each id that the others would not replace, and add the key."""
+        table, key = f"{self.place}.{self.name}", ", ".join(self.key)
+        return [
+            f"DELETE FROM {table} WHERE rowid IN (SELECT row FROM (SELECT rowid AS row, row_number() OVER ("
+            f"PARTITION BY {key} ORDER BY time DESC, rowid DESC) AS place FROM {table} WHERE {key} IN ("
+            f"SELECT {key} FROM {table} GROUP BY {key} HAVING count(*) > 1)) WHERE place > 1)",
+            f"ALTER TABLE {table} ADD PRIMARY KEY ({key})",
+        ]
+
+    def insert(self, rows: str, *, keyed: bool = True) -> str:
         """The statement that inserts the rows of a query, whose columns are those of the table, or updates by them.
 
-        An older event never replaces a newer one (see `precedence`).
+        An older event never replaces a newer one (see `precedence`). `keyed`: whether the table has its key; without it
+        all rows are inserted (see `add_key`).
         """
         names = list(self.columns)
+        if not keyed:
+            return f"INSERT INTO {self.place}.{self.name} ({', '.join(names)}) {rows}"
         newer = ""
         if "time" in names:
             newer = f" WHERE {self._sql_precedence('excluded')} >= {self._sql_precedence(self.name)}"
