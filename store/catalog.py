@@ -134,28 +134,30 @@ class Catalog:
         self.store = store
         self.path = store.catalog_path
         self._lock_path = store.locks / "catalog.lock"  # its mtime is the end of the last `ingest`
+        # Whether the file is empty, and no other process opens it. Then it stays open while all is ingested, and the
+        # large tables get their keys at the end: else each opening reads the indexes of all rows, and each closing
+        # writes them.
+        self._is_new = False
 
-    def ingest(self, *, patience: float = PATIENCE_S, most_s: float = math.inf, alone: bool = False) -> int:
+    def ingest(self, *, patience: float = PATIENCE_S, most_s: float = math.inf) -> int:
         """Read manifests and events written since the last call; returns the number of rows written.
 
         Idempotent, and safe while other processes do the same. After `most_s` seconds the remaining backlog is left to
         the next call. Raises `CatalogBusy` after `patience` seconds of waiting for a lock, `ConfigError` if the file is
-        not a catalog or the store cannot be written. `alone`: the file is new and no other process opens it. So it
-        stays open, and metrics, samples and calls get their keys at the end: each opening reads the indexes of all
-        rows, each closing writes them, and a row is added to them in a longer time than to the table.
+        not a catalog or the store cannot be written.
         """
         rows = 0
         has_more = True
         deadline = time.monotonic() + most_s
         with ExitStack() as opened:
-            only = opened.enter_context(self._writable(patience)) if alone else None
+            only = opened.enter_context(self._writable(patience)) if self._is_new else None
             if only:
                 only.execute(f"SET memory_limit = '{BULK_MEMORY}'")
                 self._execute_each(only, [statement for table in RECORDED for statement in table.drop_key()])
             while has_more:  # a long backlog takes several short transactions
                 with nullcontext(only) if only else self._writable(patience) as connection:
                     with self._transaction(connection):
-                        written, has_more = self._ingest_batch(connection, deadline, keyed=not alone)
+                        written, has_more = self._ingest_batch(connection, deadline, keyed=only is None)
                     rows += written
                 if time.monotonic() >= deadline:
                     break
@@ -207,7 +209,9 @@ class Catalog:
         # One rebuild at a time; the lock of the other catalog is taken and given back by each of its transactions.
         with KeyLock(self._lock_path.with_name("rebuild.lock")):
             new._remove()  # what a killed rebuild has left
-            new.ingest(patience=patience, alone=True)
+            new._is_new = True
+            new.ingest(patience=patience)
+            new._is_new = False
             with flock_until(self._lock_path, time.monotonic() + patience, shared=False) as acquired:
                 if not acquired:
                     raise CatalogBusy(f"{self.path} is in use by other processes of this machine")

@@ -214,7 +214,7 @@ def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> dic
         folders = store.folders()
         # In threads: digests, reads and requests to a remote all work beside Python.
         with ThreadPoolExecutor(max_workers=VERIFYING) as pool:
-            damages = pool.map(lambda folder: _damage(store, *folder, remote), folders)
+            damages = pool.map(lambda found: _damage(store, found, remote), folders)
             checked = {
                 short_id(kind, key, number): damage
                 for (kind, key, number, _), damage in zip(folders, damages, strict=True)
@@ -231,20 +231,21 @@ def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> dic
     }
 
 
-def _damage(store: Store, kind: str, key: str, number: int, folder: Path, remote: bool) -> list[str] | None:
+def _damage(store: Store, found: tuple[str, str, int, Path], remote: bool) -> list[str] | None:
     """The damaged files of the artifact in a folder; None if there is none any more.
 
     Runs may publish meanwhile: then the folder has moved, and another version may have its path.
     """
+    *_, folder = found
     damage = [MANIFEST]
     for _ in range(READ_AGAIN):
-        artifact = store.read(kind, key, number, folder)
+        artifact = store.read(*found)
         damage = store.verify(artifact, remote=remote) if artifact else [MANIFEST]
         if not folder.is_dir():
             return None
         if not damage:
             break
-        current = store.read(kind, key, number, folder)
+        current = store.read(*found)
         if (current.manifest if current else None) == (artifact.manifest if artifact else None):
             break
     return damage
