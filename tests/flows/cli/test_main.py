@@ -292,7 +292,7 @@ def test_terminal_escapes_in_texts_are_not_printed(nautile):
 
 
 def test_an_unexpected_failure_is_one_line_and_its_stack_trace_is_saved(nautile, monkeypatch, tmp_path):
-    def broken(*arguments):
+    def broken(*_, **__):
         raise ZeroDivisionError("by zero\udcff")
 
     monkeypatch.setattr("nautile.flows.cli.inspect.artifacts", broken)
