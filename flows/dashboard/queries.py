@@ -6,8 +6,8 @@ thousand.
 
 from pathlib import Path
 
-from nautile.configs.training import TRAINED
-from nautile.evals.benchmarks.registry import table_1_benchmarks
+from nautile.configs.stages import TRAINED
+from nautile.evals.benchmarks.titles import TABLE_1
 
 LISTED = 50  # entries of a page of runs, artifacts or evaluations, and of a picker; a search finds the others
 # Its row of `run_state.RUNS`. (run)
@@ -271,7 +271,7 @@ def found_runs(order: str = "newest first") -> str:
     """
     scores = _NO_SCORES
     if "score" in RUN_ORDERS[order]:  # reading all scores takes longer than all else
-        scores = _LAST_SCORES.format(benchmarks=list(table_1_benchmarks()), stages=list(TRAINED))
+        scores = _LAST_SCORES.format(benchmarks=list(TABLE_1), stages=list(TRAINED))
     return _FOUND_RUNS.format(order=RUN_ORDERS[order], scores=scores)
 
 
