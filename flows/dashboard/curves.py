@@ -161,6 +161,7 @@ def draw(
             data=lambda: csv_of(executions, names),
             file_name="curves.csv",
             mime="text/csv",
+            key=f"csv-{'-'.join(names)}",  # a page draws several groups of charts
             help="Each chart has its picture as PNG, and its table, in the menu at its upper right corner.",
         )
 

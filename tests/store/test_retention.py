@@ -145,13 +145,13 @@ def test_a_dry_run_lists_what_would_be_removed_and_frees_nothing(store, publish)
 
     old, new = publish("old", days=9), publish("new", days=1)
     Catalog(store).ingest()
-    rows = inspect.garbage(store, 7.0, True, RetentionConfig(days=5))
-    assert rows == inspect.garbage(store, 7.0, True, RetentionConfig(days=5))
+    rows = inspect.garbage(store, 7.0, True, RetentionConfig(days=5), (), ())
+    assert rows == inspect.garbage(store, 7.0, True, RetentionConfig(days=5), (), ())
     assert [(row["path"], row["why"]) for row in rows] == [
         (f"artifacts/checkpoint/{old.key}", "retired by the rules, 9 days old")
     ]
     assert rows[0]["bytes"] > old.bytes
-    assert inspect.garbage(store, 7.0, False, RetentionConfig(days=5)) == rows
+    assert inspect.garbage(store, 7.0, False, RetentionConfig(days=5), (), ()) == rows
     assert [artifact.id for artifact in store.list()] == [new.id]
     assert [row["id"] for row in Catalog(store).query("SELECT id FROM artifacts")] == [new.id]
 
