@@ -366,6 +366,7 @@ def draw(rows: Rows, path: Path) -> None:
             right.plot(TEST_LENGTHS, [summary(values).mean for values in points], marker=".", label=arm)
     right.set(xscale="log", xlabel=f"tokens of a row (trained: {LENGTH}), recall of 8", ylim=(0, 1.03))
     right.set_xticks(TEST_LENGTHS, [str(length) for length in TEST_LENGTHS])
+    right.minorticks_off()
     right.legend()
     figure.savefig(path, metadata={"Date": None})
 
