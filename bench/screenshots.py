@@ -10,12 +10,7 @@ loopback, and each page stands still (`live=off`). Chromium as in the tests (NAU
 
 import argparse
 import os
-import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from urllib.parse import urlencode
@@ -24,8 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from PIL import Image
 
-from nautile.common.processes import free_port, module_command
-from tests.support.pages.browser import FLAGS, WAIT_MS, executable, playwright, wait_for_page
+from tests.support.pages.browser import FLAGS, WAIT_MS, dashboard, executable, playwright, wait_for_page
 
 PAGES = {  # address -> heading, and the query that shows what the page is for
     "overview": ("Overview", {}),
@@ -39,32 +33,6 @@ HEIGHT = 1100
 # The script of the page has ended; its first elements are there before.
 DRAWN = """document.querySelector('[data-testid=stApp][data-test-script-state=notRunning]')
   && !document.querySelector('[data-testid=stSkeleton], [data-stale=true]')"""
-START_S = 120.0
-
-
-@contextmanager
-def dashboard(store: Path) -> Iterator[str]:
-    """The address of a dashboard over `store` during the block."""
-    port = free_port()
-    command = module_command("nautile.flows.cli.main", "dashboard", "--port", str(port))
-    environment = os.environ | {"NAUTILE_STORE": str(store)}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + START_S
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5).close()
-                break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > until:
-                    raise SystemExit(
-                        "the dashboard did not start: try `nautile dashboard` with the same store"
-                    ) from None
-                time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 def main() -> None:
@@ -80,7 +48,8 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="the whole page, not its first screen")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
-    with dashboard(asked.store.resolve()) as base, playwright.sync_playwright() as driver:
+    environment = os.environ | {"NAUTILE_STORE": str(asked.store.resolve())}
+    with dashboard(environment) as base, playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=executable(), args=FLAGS)
         for width, theme in product(asked.widths, asked.themes):
             context = browser.new_context(

@@ -47,8 +47,7 @@ _STEP = "{step}"  # the same as one word
 
 # Pipeline runs, those that were started or retried last first. (limit)
 RUNS = "SELECT * EXCLUDE (steps, settings) FROM runs WHERE pipeline ORDER BY newest DESC LIMIT ?"
-RUN_COUNT = "SELECT count(*) AS runs FROM runs WHERE pipeline"
-# The same with a text in the id, name, configuration, changes, note or tags, in another order; how many there are, in
+# Those with a text in the id, name, configuration, changes, note or tags, in another order; how many there are, in
 # `total`. What is shown of a run is computed only for those that are. (text, limit)
 LISTED_RUNS = """
 WITH listed AS (

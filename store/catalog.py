@@ -153,7 +153,7 @@ class Catalog:
             only = opened.enter_context(self._writable(patience)) if self._is_new else None
             if only:
                 only.execute(f"SET memory_limit = '{BULK_MEMORY}'")
-                self._execute_each(only, [statement for table in RECORDED for statement in table.drop_key()])
+                self._execute_each(only, [table.drop_key() for table in RECORDED])
             while has_more:  # a long backlog takes several short transactions
                 with nullcontext(only) if only else self._writable(patience) as connection:
                     with self._transaction(connection):

@@ -180,10 +180,10 @@ class CatalogTable:
         columns = ", ".join(f"unnest(?::{kind}[])" for kind in self.columns.values())
         return self.insert(f"SELECT {columns}", keyed=keyed)
 
-    def drop_key(self) -> list[str]:
-        """The statements that give the table, which must be empty, no key: its index costs more than the rows."""
+    def drop_key(self) -> str:
+        """The statement that gives the table, which must be empty, no key: its index costs more than the rows."""
         columns = ", ".join(f"{name} {kind}" for name, kind in self.columns.items())
-        return [f"CREATE OR REPLACE TABLE {self.place}.{self.name} ({columns})"]
+        return f"CREATE OR REPLACE TABLE {self.place}.{self.name} ({columns})"
 
     def add_key(self) -> list[str]:
         """The statements that leave the row of each id that the others would not replace, and add the key."""

@@ -172,13 +172,13 @@ def print_kept_changes(config: "RunConfig", api: str) -> None:
     """Print, on standard error, where the server differs from the configuration."""
     from nautile.flows.operate.kept_changes import kept_changes
 
+    heading = "changed in Prefect's page, and kept until it is changed there or in the configuration:"
     try:
         lines = kept_changes(api, config)
+        text = "\n  ".join([heading, *lines]) if lines else ""
     except ConfigError as error:
-        lines = [str(error)]
-    if lines:
-        heading = "changed in Prefect's page, and kept until it is changed there or in the configuration:"
-        text = "\n  ".join([heading, *lines])
+        text = str(error)
+    if text:
         console_for(stderr=True).print(visible(text), style="yellow", soft_wrap=True, markup=False)
 
 

@@ -4,23 +4,17 @@ And every page is usable by keyboard, with a screen reader and on a phone.
 """
 
 import shutil
-import subprocess
-import sys
-import time
-import urllib.request
 
 import httpx
 import pytest
 
 from nautile.common.files import read_json
-from nautile.common.processes import free_port
 from nautile.evals.tables.results import table_1, table_2, to_html
-from nautile.flows.operate.prefect_server import STARTUP_S
 from nautile.store.artifacts import Store
 from tests.support.pages.axe import axe_source, serious_violations
-from tests.support.pages.browser import chromium, save_screenshot, wait_for_page, watch
+from tests.support.pages.browser import chromium, dashboard, save_screenshot, wait_for_page, watch
 from tests.support.samples.hostile_store import FORMS, NAME, make_hostile
-from tests.support.stages.toy_cli import ROOT, environment
+from tests.support.stages.toy_cli import environment
 
 pytestmark = pytest.mark.slow
 TITLES = {
@@ -86,23 +80,8 @@ def hostile(tmp_path_factory, made):
 @pytest.fixture(scope="module")
 def base(hostile):
     store, _ = hostile
-    port = free_port()
-    command = [sys.executable, "-m", "nautile.flows.cli.main", "dashboard", "--port", str(port)]
-    process = subprocess.Popen(command, env=environment(store.root), cwd=ROOT, stderr=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + STARTUP_S
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5).close()
-                break
-            except OSError:
-                assert process.poll() is None
-                assert time.monotonic() < until
-                time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(120)
+    with dashboard(environment(store.root)) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

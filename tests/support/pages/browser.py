@@ -6,13 +6,19 @@ NAUTILE_CHROMIUM names another one. Nothing is downloaded: without a browser, th
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import subprocess
+import urllib.request
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+
+from nautile.common.processes import free_port, module_command
+from nautile.flows.operate.prefect_server import STARTUP_S
+from tests.support.stages.stage_parent import wait_for
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: no test in a browser")
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -39,6 +45,29 @@ def chromium() -> Iterator[Any]:
         context.set_default_timeout(WAIT_MS)
         yield context
         browser.close()
+
+
+@contextmanager
+def dashboard(environment: Mapping[str, str]) -> Iterator[str]:
+    """The address of a dashboard during the block, which shows the store that the environment names."""
+    port = free_port()
+    command = module_command("nautile.flows.cli.main", "dashboard", "--port", str(port))
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def answers() -> bool:
+        assert process.poll() is None, "the dashboard did not start: try `nautile dashboard` with the same store"
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5).close()
+        except OSError:
+            return False
+        return True
+
+    try:
+        wait_for(answers, "the dashboard", STARTUP_S)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(120)
 
 
 def watch(context: Any) -> list[str]:
