@@ -73,7 +73,8 @@ fast: $(READY)
 test: $(READY)
 	@$(PYTEST) -m "not heavy"
 
-# Everything. The nightly run sets HYPOTHESIS_PROFILE=random: other examples of each property (tests/conftest.py).
+# Everything, and property tests with other examples in each run (tests/conftest.py).
+test-all: export HYPOTHESIS_PROFILE := random
 test-all: $(READY) $(AHEAD) $(HARNESS) $(TORCH) $(TRACKERS) $(SITE) types
 	@$(PYTEST)
 
