@@ -41,6 +41,7 @@ from nautile.tasks.engine.errors import DASHBOARD_URL, slug
 STARTUP_S = 180.0
 STOP_S = 15.0  # then what is left of its processes is killed
 _HOST = "127.0.0.1"
+_ENDED = ["COMPLETED", "FAILED", "CRASHED", "CANCELLED"]  # Prefect's types of the last state of a run
 
 
 @dataclass(frozen=True)
@@ -292,6 +293,7 @@ def down(store: Store, report: Callable[[str], None] = lambda run: None) -> list
 
 
 def _down(store: Store, report: Callable[[str], None]) -> list[Service]:
+    use_login(store)
     ended = []
     # The reverse of the start: the deployments still report their last states to the server.
     for service in reversed(services(store)):
@@ -367,11 +369,26 @@ def _end_runs(deployments: Service, report: Callable[[str], None]) -> None:
     The process itself ends at once and leaves them behind.
     """
     runs = run_processes(deployments.pid)
+    ended = _ended(deployments.url, list(runs.values()))
     for process, run in runs.items():
-        report(run)
+        if run not in ended:
+            report(run)
         with suppress(psutil.NoSuchProcess):
             process.terminate()
     psutil.wait_procs(list(runs), timeout=STOP_S)
+
+
+def _ended(api: str, runs: list[str]) -> set[str]:
+    """Those of the runs that the server has as ended: their processes live for a moment more.
+
+    None of them if the server does not answer.
+    """
+    body = {"flow_runs": {"id": {"any_": runs}, "state": {"type": {"any_": _ENDED}}}}
+    try:
+        response = call("POST", api, "/flow_runs/filter", json=body, timeout=5.0).raise_for_status()
+        return {run["id"] for run in response.json()}
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):
+        return set()
 
 
 def run_processes(deployments: int) -> dict[psutil.Process, str]:

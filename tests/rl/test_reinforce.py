@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import time
 
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from nautile.rl.rollouts import StageInputs, truncate_log
 from nautile.tasks.reinforce import JudgeScorer
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
 from tests.support.servers.fake_openai import FakeOpenAI, always, useful
+from tests.support.stages.stage_parent import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -87,10 +87,9 @@ def test_ended_in_an_update_and_in_marks_it_resumes_to_the_same_bytes(uninterrup
     accumulate, saved = Learner._accumulate, tmp_path / "checkpoints" / "steps" / "2"
 
     def die_in_the_third(learner, *arguments):
-        while learner.steps == 2:
-            if saved.exists():
-                raise Killed
-            time.sleep(0.02)
+        if learner.steps == 2:
+            wait_for(saved.exists)  # written in the background
+            raise Killed
         accumulate(learner, *arguments)
 
     with FakeOpenAI(reply=marks_of) as server:
@@ -212,8 +211,7 @@ def test_a_run_killed_after_a_better_reading_rolls_back_to_the_policy_of_its_che
 
     def kill(kind, **fields):
         if fields.get("name") == "guard_accuracy" and fields["step"] == 4:
-            while not (tmp_path / "killed" / "checkpoints" / "steps" / "2").exists():
-                time.sleep(0.02)
+            wait_for((tmp_path / "killed" / "checkpoints" / "steps" / "2").exists)
             raise Killed
 
     facts = run_from(tmp_path / "whole", 0)

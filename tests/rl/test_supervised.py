@@ -16,6 +16,7 @@ from nautile.rl.supervised import Supervision, solution_rows, supervise
 from nautile.rl.training_rows import batches
 from nautile.tasks.supervise import _check
 from tests.rl.conftest import SUMS, TOKENIZER
+from tests.support.stages.stage_parent import wait_for
 
 SOLVED = [
     Problem("gsm8k", 0, "48 clips, half as many in May?", "24", "Half is 48/2 = <<48/2=24>>24 clips.", "number"),
@@ -88,6 +89,7 @@ def test_it_learns_and_ended_at_an_update_it_resumes_to_the_same_bytes(model, pa
 
     def ends(kind, **fields):
         if (kind, fields.get("step"), fields.get("name")) == ("metric", 6, "loss"):
+            wait_for((tmp_path / "killed" / "checkpoints" / "steps" / "4").exists)  # written in the background
             raise Killed
 
     def resumed(kind, **fields):

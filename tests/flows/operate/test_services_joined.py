@@ -283,3 +283,30 @@ def test_a_service_of_another_user_is_not_ended_with_a_stack_trace(store, monkey
 
 def raise_(error):
     raise error
+
+
+def test_down_names_a_run_that_it_stops_and_none_that_has_ended_and_whose_process_still_lives(store):
+    command = "import subprocess, sys, os; [subprocess.Popen([sys.executable, '-c', 'input()'], env={**os.environ, "
+    command += "'PREFECT__FLOW_RUN_ID': run}) for run in sys.argv[1:]]; print('begun', flush=True); input()"
+
+    class Prefect(FakeServer):
+        """Of the runs that are asked for, `ended` has ended."""
+
+        status = 200
+
+        def respond(self, request):
+            asked = request.json()["flow_runs"]
+            assert (request.path, asked["id"]["any_"]) == ("/flow_runs/filter", ["ended", "works"])
+            return json_response([{"id": "ended"}], self.status)
+
+    for status, named in ((200, ["works"]), (500, ["ended", "works"])):
+        with Prefect() as server, subprocess.Popen(
+            [sys.executable, "-c", command, "ended", "works"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:  # fmt: skip
+            server.status = status
+            process.stdout.readline()
+            stopped = []
+            services._end_runs(services.Service.begun("deployments", process.pid, server.url, "log"), stopped.append)
+            left = services.run_processes(process.pid)
+            process.stdin.close()
+        assert (sorted(stopped), left) == (named, {})
