@@ -35,6 +35,9 @@ from nautile.model.loss import next_logits, token_logprobs
 from nautile.model.nautile import embed, forward
 
 
+FEWEST_SCORED = 32  # tokens of a text: below this, a second compilation costs more than the columns
+
+
 def continuation_logprobs(
     params: Params, config: ModelConfig, sequences: Sequence[tuple[Sequence[int], int]], rows: int
 ) -> np.ndarray:
@@ -45,12 +48,15 @@ def continuation_logprobs(
     for index, (ids, first) in enumerate(sequences):
         refuse_unscorable(f"sequence {index}", len(ids), first, config)
     sums_N = np.zeros(len(sequences))
+    counts = length_buckets(config.context, FEWEST_SCORED)
     # Similar lengths together.
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i][0]))
     for batch, tokens_BL, lengths_B in _bucket_batches([ids for ids, _ in sequences], order, rows, config):
         firsts_B = np.ones(rows, np.int32)
         firsts_B[: len(batch)] = [sequences[i][1] for i in batch]
-        sums_N[batch] = np.asarray(_sums(params, config, tokens_BL, firsts_B, lengths_B))[: len(batch)]
+        count = _bucket(counts, int(max(lengths_B - firsts_B)))
+        scored = min(count, tokens_BL.shape[1])
+        sums_N[batch] = np.asarray(_sums(params, config, scored, tokens_BL, firsts_B, lengths_B))[: len(batch)]
     return sums_N
 
 
@@ -83,16 +89,23 @@ def refuse_unscorable(name: str, length: int, first: int, config: ModelConfig) -
         )
 
 
-@partial(jax.jit, static_argnames="config")
-def _sums(params: Params, config: ModelConfig, tokens_BL: Array, firsts_B: Array, lengths_B: Array) -> Array:
+@partial(jax.jit, static_argnames=("config", "count"))
+def _sums(
+    params: Params, config: ModelConfig, count: int, tokens_BL: Array, firsts_B: Array, lengths_B: Array
+) -> Array:
+    """`count` (C): the most tokens that are scored of a text; logits are computed of these columns alone."""
     column_L = jnp.arange(tokens_BL.shape[1])
     positions_BL = jnp.broadcast_to(column_L, tokens_BL.shape)
     segments_BL = (column_L < lengths_B[:, None]).astype(jnp.int32)
     hidden_BLD = forward(params, config, tokens_BL, segments_BL, positions_BL)
-    logprobs_BL, _ = token_logprobs(params, config, hidden_BLD, jnp.roll(tokens_BL, -1, axis=1))
-    # Column i predicts token i + 1.
-    scored_BL = (column_L >= firsts_B[:, None] - 1) & (column_L < lengths_B[:, None] - 1)
-    return jnp.sum(jnp.where(scored_BL, logprobs_BL, 0.0), axis=1)
+    # Column i predicts token i + 1. Columns past the text repeat its last, and are not summed.
+    columns_BC = firsts_B[:, None] - 1 + jnp.arange(count)
+    scored_BC = columns_BC < lengths_B[:, None] - 1
+    columns_BC = jnp.minimum(columns_BC, tokens_BL.shape[1] - 2)
+    targets_BC = jnp.take_along_axis(tokens_BL, columns_BC + 1, axis=1)
+    hidden_BCD = jnp.take_along_axis(hidden_BLD, columns_BC[..., None], axis=1)
+    logprobs_BC, _ = token_logprobs(params, config, hidden_BCD, targets_BC)
+    return jnp.sum(jnp.where(scored_BC, logprobs_BC, 0.0), axis=1)
 
 
 MINIMUM_RUN = 8  # tokens; with fewer, storing and copying the state costs more than running them again
