@@ -16,6 +16,7 @@ AHEAD := $(VENV)/ahead/.ready
 HARNESS := $(VENV)/harness/.ready
 TORCH := $(VENV)/torch/.ready
 TRACKERS := $(VENV)/trackers/.ready
+PEERS := $(VENV)/peers/.ready
 AUDIT := $(VENV)/audit/.ready
 SITE := $(VENV)/site/.ready
 INSTALLER := uv setuptools
@@ -45,7 +46,7 @@ COMPILED := "jax, flax.nnx, optax, orbax.checkpoint, scipy.stats, sympy, faiss, 
   "prefect.server.api.server, duckdb, openai, mistralai.client, hypothesis, moto.server, s3fs, playwright.sync_api"
 
 .DEFAULT_GOAL := run
-.PHONY: run up down check fast test test-all lint types quick-types audit docs ahead harness torch trackers lock clean
+.PHONY: run up down check fast test test-all lint types quick-types audit docs ahead harness torch trackers peers lock clean
 .DELETE_ON_ERROR:
 
 run: $(READY)
@@ -150,6 +151,15 @@ $(TORCH): requirements/torch.txt requirements/torch-oldest.txt $(READY)
 	@rm -rf $(VENV)/torch/oldest
 	@$(VENV)/torch/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps \
 	  --target $(VENV)/torch/oldest -r requirements/torch-oldest.txt
+	@touch $@
+
+# What bench/peers.py compares with: the environment above with TRL and datatrove (250 MB more).
+peers: $(PEERS)
+
+$(PEERS): requirements/peers.txt requirements/torch.txt $(READY)
+	@echo "fetching torch, transformers, lm-eval, TRL and datatrove (once)"
+	@test -x $(VENV)/peers/bin/python || $(BIN)/python -m venv $(VENV)/peers
+	@$(VENV)/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements/peers.txt
 	@touch $@
 
 # --universal: one lock for every Python and platform, distinguished by markers. It must contain no index address. The lock

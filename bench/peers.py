@@ -1,0 +1,434 @@
+"""Our speed beside what a user would take instead, each in processes of its own: cold and warm rounds.
+
+    make peers
+    python bench/peers.py [training grpo likelihood generation stream tokens] [--repeats 3] [--warm 3] [--json FILE]
+
+training: a step of 16 rows of 128 tokens (a Llama in PyTorch). grpo: a step of 32 prompts by 8, completions of up to 48
+tokens (TRL with that Llama). likelihood and generation: 500 multiple-choice items, 200 answers (lm-eval's `hf` backend
+on our own export). stream: 128 tokens after a prompt, one client (transformers' `generate` with that Llama). tokens: a
+Parquet file to ids on disk (datatrove, and a bare tiktoken loop, with the same vocabulary). The model is that of
+configs/local.toml with random weights, the Llama has as many parameters and the same vocabulary.
+
+A repeat starts each side once, in turn: its first round is "cold", from the start of the process, imports included;
+`--warm` rounds follow. "ours, programs kept" is started with compiled programs, as a stage finds them in its
+store. One thread each: PyTorch's barriers spin on a shared machine. Medians; processor seconds are the
+comparable ones on a busy machine.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.measure import argument_parser, write_results
+
+ROOT = Path(__file__).parents[1]
+PEERS = Path(sys.prefix) / "peers" / "bin" / "python"
+KEPT = ", programs kept"
+ROWS, LENGTH = 16, 128
+PROMPTS, GROUP, TOKENS = 32, 8, 48
+CHOICES, ANSWERS, STREAMED, DOCUMENTS = 500, 200, 128, 1200
+
+Rounds = Iterator[None]  # one value for each round that is asked for
+Done = Callable[[float], None]  # told the work that a round has done, in the unit of its row
+
+
+# Ours: in this environment. The imports are part of a cold start.
+
+
+def training_ours(folder: Path, rounds: Rounds, done: Done) -> None:
+    import jax
+    import numpy as np
+
+    from nautile.configs.load import load
+    from nautile.model.sharding import make_mesh
+    from nautile.model.training.step import BATCH, Program
+
+    config = load("local")
+    pretrain = config.pretrain.model_copy(update={"batch_rows": ROWS, "micro_rows": None})
+    program = Program(pretrain, config.model, make_mesh(1), 1000, 1, LENGTH, 1)
+    state = program.fresh()
+    batch = {name: np.ones((ROWS, LENGTH), np.float32 if name == "weights" else np.int32) for name in BATCH}
+    batch |= {"positions": np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (ROWS, LENGTH))}
+    batch |= {"source": np.zeros(ROWS, np.int32), "bytes": np.full(ROWS, 4 * LENGTH, np.int32)}
+    for number, _ in enumerate(rounds):
+        tokens = np.random.default_rng(number).integers(0, config.tokenizer.ranks, (ROWS, LENGTH), np.int32)
+        state, metrics = program.step(state, batch | {"tokens": tokens, "targets": np.roll(tokens, -1, axis=1)})
+        jax.block_until_ready(metrics)
+        done(tokens.size)
+
+
+def grpo_ours(folder: Path, rounds: Rounds, done: Done) -> None:
+    import jax
+
+    from nautile.configs.load import load
+    from nautile.data.tokenizer import tokenizer_for
+    from nautile.model.nautile import initialise
+    from nautile.model.sharding import make_mesh
+    from nautile.rl import objectives
+    from nautile.rl.learner import Learner
+    from nautile.rl.problems import load as load_problems
+    from nautile.rl.rewards import advantages
+    from nautile.rl.rollouts import RolloutEngine
+
+    config, mesh = load("local"), make_mesh(1)
+    sizes = {"prompts": PROMPTS, "group": GROUP, "max_tokens": TOKENS}
+    rollout = config.reason.rollout.model_copy(update=sizes)
+    engine = RolloutEngine(config.model, tokenizer_for(config.tokenizer), rollout, 1, mesh)
+    balance, params = objectives.Balance.of(config.reason), initialise(config.model, 1)
+    learner = Learner(config.model, config.reason.policy, rollout, params, balance, mesh)
+    problems = list(enumerate(load_problems(config.reason.problems.model_copy(update={"count": PROMPTS}), 1)))
+    for number, _ in enumerate(rounds):
+        groups = engine.sample(learner.params, problems, number)
+        for group in groups:
+            rewards = [float((r.ids % 2 == 0).mean()) for r in group.rollouts]
+            for completion, reward, advantage in zip(group.rollouts, rewards, advantages(rewards), strict=True):
+                completion.reward, completion.advantage = reward, advantage
+        learner.update(groups)
+        jax.block_until_ready(learner.trained)
+        done(sum(len(completion.ids) for group in groups for completion in group.rollouts))
+
+
+def likelihood_ours(folder: Path, rounds: Rounds, done: Done) -> None:
+    from nautile.configs.load import load
+    from nautile.evals.running.runner import CheckpointScorer
+
+    items = choice_items()
+    scorer = CheckpointScorer(folder / "checkpoint", load("local").evaluate)
+    for _ in rounds:
+        scored = [
+            row for first in range(0, CHOICES, scorer.batch) for row in scorer.weigh(items[first:][: scorer.batch])
+        ]
+        done(sum(row is not None for row in scored))
+
+
+def generation_ours(folder: Path, rounds: Rounds, done: Done) -> None:
+    from nautile.configs.load import load
+    from nautile.evals.running.answerers import Answer, CheckpointAnswerer
+
+    settings = load("local").evaluate.model_copy(update={"max_tokens": TOKENS, "prompt_length": 200})
+    answerer = CheckpointAnswerer(folder / "checkpoint", settings)
+    questions = [item.question for item in choice_items()[:ANSWERS]]
+    for _ in rounds:
+        answers = answerer.answer(questions, [(number,) for number in range(ANSWERS)])
+        done(sum(isinstance(answer, Answer) for answer in answers))
+
+
+def stream_ours(folder: Path, rounds: Rounds, done: Done) -> None:
+    from nautile.model.decoding.generate import Generator
+    from nautile.model.decoding.sampling import Sampling
+    from nautile.model.weights.files import load_weights
+    from nautile.rl.rollouts import on_device
+
+    params, model, _ = load_weights(folder / "checkpoint")
+    sampling = Sampling(max_tokens=STREAMED, temperature=0.0)
+    generator, params = Generator(model, sampling, 1, 64), on_device(params)
+    for _ in rounds:
+        *_, last = generator.stream(params, list(range(60)), (0,))
+        done(len(last.ids))
+
+
+def tokens_ours(folder: Path, rounds: Rounds, done: Done) -> None:
+    from bench.corpus.ingest import ingest
+    from nautile.configs.load import load
+    from nautile.data.tokens.build import CorpusPlan, DocumentChecks
+
+    plan = CorpusPlan(load("local").tokenizer, "web", 1024, 4096, 0.01)
+    for number, _ in enumerate(rounds):
+        done(ingest(folder / "web.parquet", plan, DocumentChecks(), folder / f"tokens-{os.getpid()}-{number}")[0])
+
+
+def choice_items() -> list[Any]:
+    from nautile.evals.benchmarks.stand_ins import wiki_choice
+
+    return [item for item in wiki_choice(0, 4 * CHOICES) if len(item.question) < 300][:CHOICES]
+
+
+# The peers: in the environment of `make peers`, which has none of our packages.
+
+
+def llama() -> Any:
+    """A Llama of as many parameters as configs/local.toml has, and its vocabulary: 0.88 M."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 128, "intermediate_size": 410, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    ends = {"bos_token_id": 2048, "eos_token_id": 2050, "pad_token_id": 2048}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=2053, max_position_embeddings=256, **shape, **heads, **ends))
+
+
+def training_peer(folder: Path, rounds: Rounds, done: Done) -> None:
+    import torch
+
+    model = llama().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in rounds:
+        tokens = torch.randint(0, 2048, (ROWS, LENGTH))
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        done(tokens.numel())
+
+
+def grpo_peer(folder: Path, rounds: Rounds, done: Done) -> None:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerFast, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    file, end = str(folder / "export" / "tokenizer.json"), "<|im_end|>"
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=file, eos_token=end, pad_token=end, padding_side="left")
+    lengths: list[int] = []
+
+    def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        lengths[:] = [len(ids) for ids in completion_ids]
+        return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
+
+    class Ask(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if next(rounds, 0) == 0:
+                os._exit(0)  # no further round: nothing of the trainer is to be kept
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            done(sum(lengths))
+
+    settings = GRPOConfig(
+        output_dir=str(folder / "trl"), per_device_train_batch_size=PROMPTS * GROUP, num_generations=GROUP,
+        max_completion_length=TOKENS, max_steps=1000, beta=0.0, loss_type="dr_grpo", scale_rewards=False, use_cpu=True,
+        bf16=False, report_to=[], save_strategy="no", logging_strategy="no",
+        disable_tqdm=True, steps_per_generation=1, learning_rate=1e-5,
+    )  # fmt: skip
+    prompts = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))
+    data = Dataset.from_dict({"prompt": prompts * 100})
+    GRPOTrainer(llama(), reward, settings, data, processing_class=tokenizer, callbacks=[Ask()]).train()
+
+
+def lm_eval_model(folder: Path) -> Any:
+    import torch
+    from lm_eval.models.huggingface import HFLM
+
+    torch.set_num_threads(1)
+    options = {"trust_remote_code": True, "device": "cpu", "dtype": "float32", "batch_size": 32}
+    return HFLM(pretrained=str(folder / "export"), **options)
+
+
+def likelihood_peer(folder: Path, rounds: Rounds, done: Done) -> None:
+    from lm_eval.api.instance import Instance
+
+    model = lm_eval_model(folder)
+    rows = json.loads((folder / "choices.json").read_text(encoding="utf-8"))
+    requests = [
+        Instance("loglikelihood", {}, (question, f" {option}"), number)
+        for number, (question, options) in enumerate(rows)
+        for option in options
+    ]
+    for _ in rounds:
+        model.loglikelihood(requests, disable_tqdm=True)
+        done(len(rows))
+
+
+def generation_peer(folder: Path, rounds: Rounds, done: Done) -> None:
+    from lm_eval.api.instance import Instance
+
+    model = lm_eval_model(folder)
+    rows = json.loads((folder / "choices.json").read_text(encoding="utf-8"))[:ANSWERS]
+    settings = {"until": ["<|im_end|>"], "max_gen_toks": TOKENS, "do_sample": False}
+    requests = [Instance("generate_until", {}, (chat(text), settings), number) for number, (text, _) in enumerate(rows)]
+    for _ in rounds:
+        model.generate_until(requests, disable_tqdm=True)
+        done(len(rows))
+
+
+def stream_peer(folder: Path, rounds: Rounds, done: Done) -> None:
+    import torch
+
+    model = llama().eval()
+    prompt = torch.arange(60)[None]
+    for _ in rounds:
+        with torch.inference_mode():
+            whole = model.generate(prompt, max_new_tokens=STREAMED, min_new_tokens=STREAMED, do_sample=False)
+        done(whole.shape[1] - prompt.shape[1])
+
+
+def tokens_peer(folder: Path, rounds: Rounds, done: Done) -> None:
+    """datatrove's own pipeline: reader, tokenizer, shuffled ids on disk; the tokenizer is our export's."""
+    import logging
+
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.readers import ParquetReader
+    from datatrove.pipeline.tokens import DocumentTokenizer
+    from loguru import logger
+
+    logger.remove()
+    logging.disable()
+    for number, _ in enumerate(rounds):
+        out = folder / f"datatrove-{os.getpid()}-{number}"
+        steps = [
+            ParquetReader(str(folder), glob_pattern="web.parquet"),
+            DocumentTokenizer(
+                str(out), tokenizer_name_or_path=str(folder / "export" / "tokenizer.json"), eos_token=None
+            ),
+        ]
+        LocalPipelineExecutor(pipeline=steps, tasks=1, logging_dir=str(out / "logs")).run()
+        done(sum(file.stat().st_size for file in out.glob("*.ds")) / 2)
+
+
+def chat(question: str) -> str:
+    """The prompt of a question in our chat template."""
+    return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n<|think_start|>"
+
+
+# unit, our side, peers by name
+TABLE: dict[str, tuple[str, Callable[..., None], dict[str, Callable[..., None]]]] = {
+    "training": ("tokens", training_ours, {"PyTorch, Llama": training_peer}),
+    "grpo": ("tokens", grpo_ours, {"TRL, Llama": grpo_peer}),
+    "likelihood": ("items", likelihood_ours, {"lm-eval hf": likelihood_peer}),
+    "generation": ("answers", generation_ours, {"lm-eval hf": generation_peer}),
+    "stream": ("tokens", stream_ours, {"transformers, Llama": stream_peer}),
+    "tokens": ("ids", tokens_ours, {"datatrove": tokens_peer}),
+}
+
+
+def serve(row: str, side: str, folder: Path) -> None:
+    """The worker: a round for each line of standard input; prints its work, seconds and processor seconds."""
+    _, ours, peers = TABLE[row]
+    # What the work prints goes to standard error: standard output is the answers'.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    # The first round counts from the start of the process.
+    begun = [time.perf_counter() - (time.time() - float(os.environ["BEGUN"])), 0.0]
+
+    def rounds() -> Rounds:
+        for number, _ in enumerate(sys.stdin):
+            if number:
+                begun[:] = time.perf_counter(), time.process_time()
+            yield None
+
+    def done(work: float) -> None:
+        figures = work, time.perf_counter() - begun[0], time.process_time() - begun[1]
+        print(json.dumps(figures), file=answers, flush=True)
+
+    (ours if side == "ours" else peers[side])(folder, rounds(), done)
+
+
+def measure(row: str, side: str, folder: Path, warm: int) -> list[tuple[float, float, float]]:
+    """Start a side and run its cold round and `warm` others: (work, seconds, processor seconds) of each."""
+    is_ours = side.startswith("ours")
+    single = {
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+    }
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home"), "TRANSFORMERS_VERBOSITY": "error"}
+    environment = {**os.environ, **single, **offline, "BEGUN": str(time.time()), "PYTHONWARNINGS": "ignore"}
+    if is_ours:
+        from nautile.tasks.engine.child_process import ALLOCATOR
+
+        kept = folder / f"compiled-{row}" if side.endswith(KEPT) else Path(tempfile.mkdtemp(dir=folder))
+        environment |= ALLOCATOR | {
+            "JAX_COMPILATION_CACHE_DIR": str(kept),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+        }
+    command = [
+        str(sys.executable if is_ours else PEERS),
+        __file__,
+        "--serve",
+        row,
+        side.removesuffix(KEPT),
+        str(folder),
+    ]
+    log = folder / "log.txt"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        assert process.stdin is not None and process.stdout is not None  # noqa: PT018
+        figures = []
+        for _ in range(1 + warm):
+            process.stdin.write("\n")
+            process.stdin.flush()
+            if not (line := process.stdout.readline()):
+                raise SystemExit(f"{row}, {side}, has ended: {log.read_text()[-3000:]}")
+            figures.append(tuple(json.loads(line)))
+        process.kill()
+        process.wait()
+    return figures
+
+
+def prepare(folder: Path) -> None:
+    """A checkpoint with random weights, its export, and the texts, which both sides read."""
+    import jax
+
+    from bench.corpus.ingest import documents, write_web
+    from nautile.configs.load import load
+    from nautile.data.sources.wikipedia import articles
+    from nautile.model.exports.transformers.export import export_transformers
+    from nautile.model.nautile import initialise
+    from nautile.model.weights.files import save_weights
+    from nautile.rl.problems import load as load_problems
+
+    config = load("local")
+    params = jax.jit(initialise, static_argnums=0)(config.model, 0)
+    save_weights(folder / "checkpoint", params, config.model, config.tokenizer)
+    export_transformers(folder / "checkpoint", folder / "export")
+    items = [(item.question, list(item.options)) for item in choice_items()]
+    (folder / "choices.json").write_text(json.dumps(items), encoding="utf-8")
+    problems = load_problems(config.reason.problems.model_copy(update={"count": PROMPTS}), 1)
+    (folder / "prompts.json").write_text(json.dumps([chat(problem.question) for problem in problems]), encoding="utf-8")
+    assert len(articles(0)) >= DOCUMENTS
+    write_web(folder / "web.parquet", documents(DOCUMENTS, 1))
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--serve"]:
+        serve(sys.argv[2], sys.argv[3], Path(sys.argv[4]))
+        return
+    parser = argument_parser(__doc__, repeats=3, warm=3)
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(TABLE))
+    arguments = parser.parse_args()
+    if unknown := set(arguments.rows) - set(TABLE):
+        parser.error(f"no row {', '.join(sorted(unknown))}: the rows are {', '.join(TABLE)}")
+    if not PEERS.exists():
+        parser.error(f"there is no {PEERS}: `make peers` makes it")
+    results: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(folder)
+        for row in arguments.rows or TABLE:
+            unit, _, peers = TABLE[row]
+            sides = ["ours", *(["ours" + KEPT] if row != "tokens" else []), *peers]
+            if row != "tokens":
+                measure(row, "ours" + KEPT, folder, 0)  # compiles what the others find
+            figures: dict[str, list[Any]] = {side: [] for side in sides}
+            for _ in range(arguments.repeats):
+                for side in sides:
+                    figures[side].append(measure(row, side, folder, arguments.warm))
+            for side, runs in figures.items():
+                cold = [statistics.median(run[0][place] for run in runs) for place in (1, 2)]
+                later = [one for run in runs for one in run[1:]]
+                warm = [statistics.median(one[place] for one in later) for place in (1, 2)]
+                rates = [one[0] / one[2] for one in later]
+                results.append(
+                    {"row": row, "side": side, "cold_s": round(cold[0], 2), "cold_processor_s": round(cold[1], 2),
+                     "warm_s": round(warm[0], 3), "warm_processor_s": round(warm[1], 3), "unit": unit,
+                     "per_processor_s": round(statistics.median(rates), 1),
+                     "range": [round(min(rates), 1), round(max(rates), 1)]}
+                )  # fmt: skip
+                print(*(f"{key} {value}" for key, value in results[-1].items()), sep="  ", flush=True)
+    write_results(results, arguments.json)
+
+
+if __name__ == "__main__":
+    main()
