@@ -16,6 +16,7 @@ from pathlib import PurePath
 from typing import Any
 
 from nautile.common.commands import program, shell_command
+from nautile.common.curve_checks import CHECKED, CurveWarning, curve_warnings
 from nautile.common.errors import ConfigError
 from nautile.common.text import counted, duration
 from nautile.configs.changes import Change, read_changes
@@ -35,6 +36,7 @@ Query = Callable[..., list[CatalogRow]]  # (SQL, parameters...) -> rows
 FINISHED = ("done", "reused")
 LIVE = ("running", "waiting")
 MOST_SEARCHED = 10_000  # newest runs that a search for one looks through
+POINTS = 150  # per curve, one per three pixels: the browser draws all of them, and a page has up to 26 charts
 PATIENCE_S = 0.3  # how long to wait for processes that write the catalog, before it is read without an update
 # A run of another machine of which nothing was heard for so long is not called running any more. No shorter: a machine
 # sends its events when a step ends, and a training may take a day. Nor is it called dead: nothing here shows that.
@@ -82,6 +84,20 @@ LOST_INPUT = f"""
 SELECT execution, string_agg(facts->>'{LOST}', '; ' ORDER BY kind) AS lost FROM artifacts
 WHERE list_contains(?, execution) AND facts->>'{LOST}' IS NOT NULL GROUP BY execution
 """
+# Each bucket of steps becomes one point: its last step and the time of that (`at`, seconds since the epoch), and the
+# mean and the extremes (`low`, `high`) of its values.
+# (executions, metric names, approximate maximum number of points per execution, metric and source)
+CURVES = """
+WITH chosen AS (
+    SELECT execution, name, coalesce(source, '') AS source, step, value, time FROM metrics
+    WHERE list_contains(?, execution) AND list_contains(?, name) AND isfinite(value)),
+spans AS (SELECT name, min(step) AS lowest, greatest(1, max(step) - min(step)) AS span FROM chosen GROUP BY name)
+SELECT c.execution, c.name, c.source, max(c.step) AS step, avg(c.value) AS value,
+    min(c.value) AS low, max(c.value) AS high, count(*) AS points, epoch(max(c.time)) AS at,
+    floor((c.step - lowest) * ? / span) AS bucket  -- of steps, the same of all executions
+FROM chosen c JOIN spans USING (name)
+GROUP BY c.execution, c.name, c.source, bucket ORDER BY ALL
+"""
 # Which of the keys are in the store: steps with these will be reused. (keys)
 STORED_KEYS = "SELECT DISTINCT key FROM artifacts WHERE superseded = 0 AND list_contains(?, key)"
 
@@ -109,6 +125,7 @@ class StepState:
     left_s: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)  # newest values of a running step
     expected_s: float | None = None  # time of its last execution; 0 if it will be reused
+    warnings: tuple[str, ...] = ()  # what its curves do that they should not
 
     @property
     def longer_than(self) -> float | None:
@@ -296,6 +313,8 @@ def run_state(
     stored = {row["key"] for row in query(STORED_KEYS, keys_to_come)} if live and keys_to_come else set()
     executions = [row["execution"] for row in rows.values() if row["state"] in FINISHED]
     lost = {row["execution"]: row["lost"] for row in query(LOST_INPUT, executions)} if executions else {}
+    begun = [row["execution"] for row in rows.values() if row["execution"]]
+    warned = warnings_of(query(CURVES, begun, list(CHECKED), POINTS) if begun else [])
     question = questions.get(run)
     steps = []
     for step in planned:
@@ -309,6 +328,7 @@ def run_state(
             step_state = "coming" if live else "not started"
         else:
             step_state, attempt_fields = _attempt_state(store, row, state, time_left)
+            fields["warnings"] = tuple(warning.text for warning in warned.get(row["execution"], ()))
             fields |= {"note": lost.get(row["execution"], "")} | attempt_fields
         # An open question is newer than any row: the attempt has not begun, or has ended at its budget.
         if question and question["label"] == step["label"]:
@@ -330,6 +350,15 @@ def run_state(
         tuple(read_changes(summary["changes"])),
         last_score(scores_of(query, [run]).get(run)),
     )
+
+
+def warnings_of(rows: Sequence[CatalogRow]) -> dict[str, list[CurveWarning]]:
+    """Execution -> what its curves do that they should not, of rows of `CURVES`."""
+    curves: dict[str, dict[str, dict[str, list[tuple[float, float]]]]] = {}
+    for row in rows:
+        own = curves.setdefault(row["execution"], {}).setdefault(row["name"], {})
+        own.setdefault(row["source"], []).append((row["step"], row["value"]))
+    return {execution: curve_warnings(own) for execution, own in curves.items()}
 
 
 def _steps_of_attempts(query: Query, rows: Mapping[str, CatalogRow]) -> list[dict[str, Any]]:

@@ -87,6 +87,7 @@ class StepOutput(Output):
     chip_hours: float | None = None  # of accelerators; null on a CPU
     chip_dollars: float | None = None  # null where no price is known
     longer_than: float | None = None  # seconds of its last execution, if a running step takes longer
+    warnings: list[str] = []  # what its curves do that they should not, a sentence each
     run: RunOutput | None = None
 
 

@@ -214,6 +214,7 @@ def _step_row(step: StepState) -> dict[str, Any]:
         "chip_hours": row.get("chip_hours"),
         "chip_dollars": row.get("chip_dollars"),
         "longer_than": step.longer_than,
+        "warnings": list(step.warnings),
     }
 
 
@@ -244,6 +245,9 @@ def run_view(rows: list[dict[str, Any]], run: dict[str, Any] | None = None) -> R
         took = duration(row["seconds"]) if row["seconds"] is not None else ""
         table.add_row(row["label"], state, took, Text(_details(row)))
     parts: list[RenderableType] = [Text("\n".join(lines)), Text(), table]
+    # Each is one line, however narrow the terminal: they are searched for.
+    warned = [f"{row['label']}: {visible(text)}" for row in rows for text in row["warnings"]]
+    parts += [Text(), *(Text(line, "yellow", no_wrap=True, overflow="ignore") for line in warned)] if warned else []
     if run["question"]:
         parts += [Text(), Text(visible(run["question"])), Text(f"Answer with: {run['answer']}")]
     elif run["state"] in ("failed", "cancelled", "interrupted", "silent"):

@@ -11,7 +11,6 @@ import streamlit as st
 from markupsafe import Markup
 
 from nautile.common.csv_lines import csv_line
-from nautile.common.curve_checks import CurveWarning, curve_warnings
 from nautile.common.metrics import metric
 from nautile.common.text import counted, size, visible
 from nautile.configs.changes import differences
@@ -20,7 +19,7 @@ from nautile.evals.scoring.over_seeds import summary
 from nautile.flows.dashboard import cards, figures, queries, shared
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
 from nautile.flows.dashboard.shared import ChosenRun
-from nautile.flows.run_state import STEPS
+from nautile.flows.run_state import CURVES, POINTS, STEPS, warnings_of
 from nautile.store.catalog import CatalogRow
 from nautile.tasks.engine.stage import declared, stages_with
 
@@ -112,7 +111,7 @@ def draw(
     """
     names = list(dict.fromkeys(name for metrics in charts.values() for name in metrics))
     executions = list(lines)
-    rows = shared.query(queries.CURVES, executions, names, queries.POINTS) if names else []
+    rows = shared.query(CURVES, executions, names, POINTS) if names else []
     if groups := any(line.group for line in lines.values()):
         rows, lines = grouped(rows, lines)
         link, tokens = None, None
@@ -164,15 +163,6 @@ def draw(
             key=f"csv-{'-'.join(names)}",  # a page draws several groups of charts
             help="Each chart has its picture as PNG, and its table, in the menu at its upper right corner.",
         )
-
-
-def warnings_of(rows: Sequence[CatalogRow]) -> dict[str, list[CurveWarning]]:
-    """Execution -> what its curves do that they should not, of rows of `queries.CURVES`."""
-    curves: dict[str, dict[str, dict[str, list[tuple[float, float]]]]] = {}
-    for row in rows:
-        own = curves.setdefault(row["execution"], {}).setdefault(row["name"], {})
-        own.setdefault(row["source"], []).append((row["step"], row["value"]))
-    return {execution: curve_warnings(own) for execution, own in curves.items()}
 
 
 def _warn(rows: Sequence[CatalogRow], lines: Mapping[str, Line]) -> None:

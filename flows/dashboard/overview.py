@@ -14,7 +14,6 @@ import pandas as pd
 import streamlit as st
 
 from nautile.common.commands import shell_command
-from nautile.common.curve_checks import CHECKED
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json
 from nautile.common.text import amount, chips_text, counted, dollars, duration, size, visible
@@ -23,7 +22,7 @@ from nautile.configs.stages import TRAINED
 from nautile.evals.running.rows import read_rows
 from nautile.evals.scoring.scores import NOT_SCREENED
 from nautile.evals.tables.ladder import Ladder, common_problems, gain_with_interval, ladder, p_value
-from nautile.flows.dashboard import cards, curves, figures, queries, shared
+from nautile.flows.dashboard import cards, figures, queries, shared
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative, shade
 from nautile.flows.dashboard.graph import drawing
 from nautile.flows.dashboard.shared import CACHE_S, ChosenRun
@@ -465,12 +464,10 @@ def attention(chosen: ChosenRun) -> Iterator[Concern]:
 
 def _of_curves(chosen: ChosenRun) -> Iterator[Concern]:
     """The steps with curves that do what they should not (`common.curve_checks`)."""
-    labels = {row["execution"]: row["label"] for row in chosen.stages if row["execution"]}
-    rows = shared.query(queries.CURVES, list(labels), list(CHECKED), queries.POINTS) if labels else []
-    for execution, found in curves.warnings_of(rows).items():
-        if found:
-            text = "\n".join(visible(warning.text, 300) for warning in found)
-            yield Concern("warning", f"Curves of {labels[execution]} to look at", text)
+    for step in chosen.state.steps if chosen.state else ():
+        if step.warnings:
+            text = "\n".join(visible(warning, 300) for warning in step.warnings)
+            yield Concern("warning", f"Curves of {step.label} to look at", text)
 
 
 def _ended_badly(state: RunState) -> Iterator[Concern]:

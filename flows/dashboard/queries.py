@@ -13,7 +13,6 @@ LISTED = 50  # entries of a page of runs, artifacts or evaluations, and of a pic
 # Its row of `run_state.RUNS`. (run)
 ONE_RUN = "SELECT * EXCLUDE (steps, settings) FROM runs WHERE pipeline AND run = ?"
 
-POINTS = 150  # points per curve, one per three pixels: the browser draws all of them, and a page has up to 26 charts
 PAGE = 10  # texts per page
 GROUPS_PAGE = 6  # groups of texts per page
 FILE_ROWS = 20_000  # rows of a JSON Lines file that are searched and sorted; more would take too long
@@ -21,20 +20,6 @@ FILE_ROWS = 20_000  # rows of a JSON Lines file that are searched and sorted; mo
 # (executions)
 METRIC_NAMES = """
 SELECT name, count(*) AS points FROM metrics WHERE list_contains(?, execution) GROUP BY name ORDER BY name
-"""
-# Each bucket of steps becomes one point: its last step and the time of that (`at`, seconds since the epoch), and the
-# mean and the extremes (`low`, `high`) of its values.
-# (executions, metric names, approximate maximum number of points per execution, metric and source)
-CURVES = """
-WITH chosen AS (
-    SELECT execution, name, coalesce(source, '') AS source, step, value, time FROM metrics
-    WHERE list_contains(?, execution) AND list_contains(?, name) AND isfinite(value)),
-spans AS (SELECT name, min(step) AS lowest, greatest(1, max(step) - min(step)) AS span FROM chosen GROUP BY name)
-SELECT c.execution, c.name, c.source, max(c.step) AS step, avg(c.value) AS value,
-    min(c.value) AS low, max(c.value) AS high, count(*) AS points, epoch(max(c.time)) AS at,
-    floor((c.step - lowest) * ? / span) AS bucket  -- of steps, the same of all executions
-FROM chosen c JOIN spans USING (name)
-GROUP BY c.execution, c.name, c.source, bucket ORDER BY ALL
 """
 # All that was measured of them, for a file. (executions, metric names, most rows)
 MEASURED = """

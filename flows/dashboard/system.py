@@ -8,10 +8,11 @@ import streamlit as st
 
 from nautile.common.metrics import GLOSSARY, metric
 from nautile.common.text import duration, size, visible
-from nautile.flows.dashboard import cards, figures, queries, shared
+from nautile.flows.dashboard import cards, figures, shared
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative, temporal
 from nautile.flows.dashboard.shared import ChosenRun
 from nautile.flows.logs import LogFile
+from nautile.flows.run_state import CURVES, POINTS
 from nautile.store.catalog import CatalogRow
 from nautile.store.mirror import open_store
 
@@ -34,7 +35,7 @@ def system(chosen: ChosenRun | None) -> None:
         "Stages", labels, default=[requested] if requested in labels else [], placeholder="all stages", key="stages"
     )
     executions = [execution for execution, label in stages.items() if not picked or label in picked]
-    rows = shared.query(queries.CURVES, executions, list(NAMES), queries.POINTS) if executions else []
+    rows = shared.query(CURVES, executions, list(NAMES), POINTS) if executions else []
     if not rows:
         st.caption("Nothing was measured over time here: stages that end within seconds leave only their peak.")
     columns = st.columns(2, gap="large") if rows else []  # empty columns leave a gap on a phone

@@ -20,6 +20,7 @@ from nautile.flows.run_state import (
 )
 from nautile.flows.selection import Selection
 from nautile.store.catalog import Catalog
+from nautile.store.events import EventWriter
 from nautile.store.manifest import host, now
 from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
 from nautile.tasks.engine.progress import write_retry_note
@@ -288,6 +289,18 @@ def lines_of(store):
     console = Console(file=io.StringIO(), width=120)
     console.print(run_view(step_rows(run)))
     return console.file.getvalue().splitlines()
+
+
+def test_the_warning_about_a_curve_is_a_line_with_its_step(store):
+    plan(store, state="done", ended=at(9))
+    attempt(store, "pretrain", "done", 0)
+    emit = EventWriter(store.root / "events" / "curve.jsonl", "e-pretrain", stage="pretrain")
+    for step, loss in enumerate([6.0, 4.6, 8.4]):
+        emit("metric", name="validation_loss", step=step, value=loss, source="web")
+    emit.close()
+    assert "pretrain: The validation loss of web rose from 4.6 at step 1 to 8.4 at step 2: " in "\n".join(
+        lines_of(store)
+    )
 
 
 def test_a_retry_does_not_move_the_beginning_of_a_run_nor_its_place_as_the_last_one_started(store):

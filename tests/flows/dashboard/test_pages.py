@@ -20,7 +20,7 @@ from nautile.flows.dashboard.curves import Display, Line, chart, last_values
 from nautile.flows.dashboard.evaluations import history, measured_only
 from nautile.flows.dashboard.pages import PAGES
 from nautile.flows.dashboard.shared import prefect_link, split_thinking
-from nautile.flows.run_state import RUNS, STEPS
+from nautile.flows.run_state import CURVES, POINTS, RUNS, STEPS
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog, query_files
 from nautile.store.events import EventWriter
@@ -143,7 +143,7 @@ def test_a_page_draws_the_main_metrics_at_first(names, first):
 
 @pytest.mark.slow
 def test_a_long_curve_is_thinned_and_keeps_its_extremes(measured):
-    rows = measured.query(queries.CURVES, [["e1"], ["reward"], 100])
+    rows = measured.query(CURVES, [["e1"], ["reward"], 100])
     assert 90 <= len(rows) <= 101
     assert sum(row["points"] for row in rows) == 20_000
     assert max(row["high"] for row in rows) == 100.0
@@ -157,7 +157,7 @@ def test_a_short_curve_is_shown_as_measured(made):
     run = catalog.query(RUNS, [queries.LISTED])[0]["run"]
     executions = [row["execution"] for row in catalog.query(STEPS, [run])]
     names = [row["name"] for row in catalog.query(queries.METRIC_NAMES, [executions])]
-    rows = catalog.query(queries.CURVES, [executions, names, queries.POINTS])
+    rows = catalog.query(CURVES, [executions, names, POINTS])
     counted = catalog.query("SELECT count(*) AS n FROM metrics WHERE isfinite(value)")[0]["n"]
     assert sum(row["points"] for row in rows) == counted
     assert all(row["low"] <= row["value"] <= row["high"] for row in rows)
