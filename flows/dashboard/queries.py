@@ -15,7 +15,7 @@ ONE_RUN = "SELECT * EXCLUDE (steps, settings) FROM runs WHERE pipeline AND run =
 
 PAGE = 10  # texts per page
 GROUPS_PAGE = 6  # groups of texts per page
-FILE_ROWS = 20_000  # rows of a JSON Lines file that are searched and sorted; more would take too long
+FILE_ROWS = 20_000  # rows of a JSON Lines file that are sorted and grouped at a time; more would take too long
 
 # (executions)
 METRIC_NAMES = """
@@ -42,12 +42,15 @@ SELECT "index", fields, count(*) OVER () AS total FROM source
 WHERE (? = '' OR contains(lower(fields::VARCHAR), lower(?))) AND {which} ORDER BY {order}, "index" LIMIT ? OFFSET ?
 """
 # Sources of `texts` and `groups`: the samples of a set (executions, name of the set), those of all sets (executions),
-# and the first lines of a JSON Lines file in the store (`file_pattern` of its path, number of lines).
+# and lines of a JSON Lines file in the store (parameters: `lines_of`).
 SAMPLES = 'SELECT "index", fields FROM samples WHERE list_contains(?, execution) AND "set" = ?'
 ALL_SAMPLES = 'SELECT "index", fields FROM samples WHERE list_contains(?, execution)'
 FILE_LINES = """
 SELECT row_number() OVER () - 1 AS "index", json AS fields
-FROM (SELECT json FROM read_ndjson_objects(?, ignore_errors = true) WHERE json IS NOT NULL LIMIT ?)
+FROM (SELECT json FROM read_ndjson_objects(?, ignore_errors = true) WHERE json IS NOT NULL
+    AND (? = '' OR TRY_CAST(json->>'step' AS BIGINT) + 1 = TRY_CAST(? AS BIGINT))
+    AND (? = '' OR ? = md5(coalesce(json->>'question', json->>'prompt', '')))
+    AND (? = '' OR contains(lower(json::VARCHAR), lower(?))) LIMIT ? OFFSET ?)
 """
 # Attempts, tokens, dollars and latency by stage, purpose and endpoint. (executions)
 CALLS = """
@@ -295,6 +298,15 @@ def prompt_over_steps(source: str) -> str:
     """SQL for the mean reward of one prompt at each step; parameters: those of the source, and its digest."""
     step = "TRY_CAST(fields->>'step' AS BIGINT)" + (" + 1" if source == FILE_LINES else "")
     return PROMPT_OVER_STEPS.format(source=source, step=step)
+
+
+def lines_of(path: Path, first: int = 0, step: str = "", prompt: str = "", search: str = "") -> tuple[str | int, ...]:
+    """The parameters of `FILE_LINES`: at most `FILE_ROWS` lines from number `first` on of those that fit.
+
+    `step`: counted from 1; `prompt`: the digest of one; `search`: a text in the line. "" fits all. They are applied as
+    the file is read, so that every line of it can be reached.
+    """
+    return file_pattern(path), step, step, prompt, prompt, search, search, FILE_ROWS, first
 
 
 def file_pattern(path: Path) -> str:

@@ -50,10 +50,13 @@ def rollouts(chosen: ChosenRun | None) -> None:
         long.number_input("Tokens to", value=None, min_value=0, step=1, key="tokens-to", bind="query-params"),
     )
     answers = verdict.selectbox("Answers", queries.ANSWERS, key="answers", bind="query-params")
-    source, parameters, files = _source(execution, name)
     prompt = st.query_params.get("prompt", "")
     if prompt:  # one prompt over all steps, however the groups were chosen before
         order, which, step, search = "oldest step first", "all groups", "", ""
+    how = "A step, or one prompt over the steps, is read from all of it."
+    newest = order != "oldest step first"
+    source, parameters, files = _source(execution, name, how, newest, step=step, prompt=prompt)
+    if prompt:
         _over_steps(source, parameters, files, prompt)
     sql = queries.groups(source, order, which, answers=answers)
     st.caption(
@@ -131,7 +134,7 @@ def documents(chosen: ChosenRun) -> None:
     left, right = st.columns([1, 3])
     which = left.selectbox("Which", ("any", "rejected", "kept"), key="which", bind="query-params")
     search = right.text_input("Search", placeholder="any text in the record", key="search", bind="query-params")
-    source, parameters, files = _source(*choice)
+    source, parameters, files = _source(*choice, "A search reads all of it.", search=search)
 
     def show(rows: Sequence[CatalogRow]) -> None:
         cards.show(_document(fields_of(row["fields"])) for row in rows)
@@ -151,6 +154,8 @@ def show_pages(
     size = queries.GROUPS_PAGE if unit != "texts" else queries.PAGE
     if rows := shared.search_rows(name, sql, *parameters, size=size, files=files, unit=unit):
         show(rows)
+    if files and unit == "texts" and rows and rows[0]["total"] == queries.FILE_ROWS:
+        st.caption("Others may fit as well: narrow the search.")
 
 
 def fields_of(text: str) -> Fields:
@@ -182,11 +187,23 @@ def _choose_set(chosen: ChosenRun | None, page: str) -> tuple[str, str] | None:
     return by_label[label], name if name in titles else next(iter(titles))
 
 
-def _source(execution: str, name: str) -> tuple[str, tuple[Any, ...], bool]:
-    """SQL of a set or file of texts, its parameters, and whether it reads a file."""
-    if path := _files(execution).get(name):
-        return queries.FILE_LINES, (queries.file_pattern(path), queries.FILE_ROWS), True
-    return queries.SAMPLES, ([execution], name), False
+def _source(
+    execution: str, name: str, how: str, newest: bool = False, **narrowed: str
+) -> tuple[str, tuple[Any, ...], bool]:
+    """SQL of a set or file of texts, its parameters (`queries.lines_of`), and whether it reads a file.
+
+    Of a long file the last lines are read where `newest`, else the first ones; the page says which, and `how` to reach
+    the others.
+    """
+    path = _files(execution).get(name)
+    if path is None:
+        return queries.SAMPLES, ([execution], name), False
+    rows = 0 if any(narrowed.values()) else shared.line_count(path)
+    first = max(0, rows - queries.FILE_ROWS) if newest else 0
+    if rows > queries.FILE_ROWS:
+        last = first + queries.FILE_ROWS
+        st.caption(f"Rows {first + 1:,} to {last:,} of {rows:,} in the file. {how}")
+    return queries.FILE_LINES, queries.lines_of(path, first, **narrowed), True
 
 
 def _files(execution: str) -> dict[str, Path]:

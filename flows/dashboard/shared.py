@@ -407,8 +407,21 @@ def artifact_rows(artifact: str, name: str) -> list[dict[str, Any]] | None:
     except ConfigError as error:
         st.error(escaped(str(error)))
         return None
-    lines = query(queries.FILE_LINES, queries.file_pattern(path), queries.FILE_ROWS, files=True)
+    lines = query(queries.FILE_LINES, *queries.lines_of(path), files=True)
+    if len(lines) == queries.FILE_ROWS < (rows := line_count(path)):
+        st.caption(f"The first {len(lines):,} of {rows:,} rows in the file {escaped(name)}.")
     return [json.loads(line["fields"]) for line in lines]
+
+
+def line_count(path: Path) -> int:
+    """The number of lines of a file."""
+    return _line_count(str(path), path.stat().st_size)
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _line_count(path: str, size: int) -> int:
+    with Path(path).open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
 def lineage_link(artifact: str) -> str:

@@ -22,31 +22,15 @@ from nautile.flows.dashboard.shared import STATE_MARKS, chosen_run, query, with_
 from nautile.flows.run_state import StepState
 from nautile.store.catalog import Catalog
 from nautile.store.events import EventWriter
-from nautile.store.manifest import host, now
-from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
+from nautile.store.manifest import now
+from nautile.tasks.engine.attempt_log import write_row
 from nautile.tasks.engine.errors import StageCrash
 from nautile.tasks.engine.progress import LATE_S, write_retry_note
 from tests.support.pages.parts import literals, shown_page, tables
+from tests.support.samples.recorded_runs import attempted, planned
 from tests.support.samples.stage_store import key_of, published
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
-
-
-def planned(store, labels, run="r1", **fields):
-    """Record the start of a run of these steps, one after the other."""
-    steps = [
-        {"label": label, "stage": label.partition(":")[0], "key": key_of(label), "after": [*labels[max(0, i - 1) : i]]}
-        for i, label in enumerate(labels)
-    ]
-    row = {"id": run, "run": run, "config": "toy", "steps": steps, "started": now(), "host": host()}
-    write_row(store, "plan", row | {"state": "running", "resume": "nautile run toy"} | fields)
-
-
-def attempted(store, label, state, run="r1", **fields):
-    """Record an attempt that has ended, or is at work."""
-    row = {"id": f"{run}-{label}", "run": run, "stage": label.partition(":")[0], "label": label, "key": key_of(label)}
-    row |= {"execution": f"e-{label}", "attempt": 1, "state": state, "started": now(), "host": host()}
-    write_attempt_row(store, row | ({} if state == "running" else {"ended": now(), "seconds": 1.0}) | fields)
 
 
 def evaluated(store, word, share, files=None, **fields):

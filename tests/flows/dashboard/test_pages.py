@@ -26,7 +26,9 @@ from nautile.store.catalog import Catalog, query_files
 from nautile.store.events import EventWriter
 from nautile.store.views import LINEAGE_WITH_CALLS
 from nautile.tasks.reinforce import reason
-from tests.support.pages.parts import cells, shown_page
+from tests.support.pages.parts import cells, literals, shown_page
+from tests.support.samples.recorded_runs import attempted, planned
+from tests.support.samples.stage_store import published
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
 
@@ -231,7 +233,7 @@ def test_a_click_on_a_step_opens_its_rollouts_from_events_and_from_the_file(meas
     rows = [{"step": step, "question": "?", "text": f"of update {step + 1}", "reward": 0.5} for step in range(3)]
     path = tmp_path / "rollouts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    of_file = [queries.file_pattern(path), queries.FILE_ROWS]
+    of_file = [*queries.lines_of(path)]
     for run_query, source, parameters, word in (
         (measured.query, queries.SAMPLES, [["e1"], "rollouts"], "number 10<"),
         (query_files, queries.FILE_LINES, of_file, "of update 2"),
@@ -323,6 +325,32 @@ def test_rollouts_are_filtered_on_the_page_and_by_its_address(made, monkeypatch)
     )[:1]
     shown = shown_page(made[0], "rollouts", monkeypatch, prompt=link.rpartition("=")[2])
     assert any(element.value.startswith("##### One prompt at") for element in shown.markdown)
+
+
+def test_a_long_file_says_which_rows_are_read_and_how_the_others_are_reached(store, monkeypatch):
+    """Newest steps first is the order of the page: the first rows of the file alone would never show them."""
+    planned(store, ["reason"], state="done")
+    attempted(store, "reason", "done", execution="e-reason")
+    rows = [{"step": step, "question": f"q{step}", "text": f"of step {step + 1}", "reward": 0.5} for step in range(9)]
+    file = {"rollouts.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
+    published(store, "rollouts", "reason", file, stage="reason", label="reason", execution="e-reason")
+    monkeypatch.setattr(queries, "FILE_ROWS", 4)
+
+    def steps_of(**address):
+        shown = shown_page(store, "rollouts", monkeypatch, **address)
+        steps = [step for text in literals(shown) for step in re.findall(r"of step (\d)", text)]
+        return steps, [element.value for element in shown.caption if "in the file" in element.value]
+
+    how = "A step, or one prompt over the steps, is read from all of it."
+    assert steps_of() == (["9", "8", "7", "6"], [f"Rows 6 to 9 of 9 in the file. {how}"])
+    assert steps_of(order="oldest step first") == (["1", "2", "3", "4"], [f"Rows 1 to 4 of 9 in the file. {how}"])
+    assert steps_of(step="2") == (["2"], [])
+    digest = hashlib.md5(b"q2", usedforsecurity=False).hexdigest()
+    assert steps_of(prompt=digest) == (["3"], [])
+    sql = queries.texts(queries.FILE_LINES)
+    (path,) = store.root.glob("artifacts/rollouts/*/rollouts.jsonl")
+    found = query_files(sql, [*queries.lines_of(path, search="OF STEP 8"), "", "", 9, 0])
+    assert [json.loads(row["fields"])["step"] for row in found] == [7]
 
 
 def test_the_records_of_a_published_file_are_shown(made, monkeypatch):
