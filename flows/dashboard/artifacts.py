@@ -33,7 +33,8 @@ def lineage(chosen: ChosenRun | None) -> None:
         st.caption("No artifact in the store yet.")
         return
     rows = shared.query(LINEAGE_WITH_CALLS, picked)
-    all_edges = st.toggle("Every arrow", value=False, key="arrows", help="Also draw the arrows that a path implies.")
+    arrows_help = "Also draw the arrows that a path implies."
+    all_edges = st.toggle("Every arrow", value=False, key="arrows", help=arrows_help, bind="query-params")
     st.graphviz_chart(graph(rows, all_edges), width="content")
     st.caption("Arrows point from an input to what was made from it. Calls are those to teachers and judges.")
     # An artifact stands in the lineage once for each that read it; the table has it once.

@@ -149,7 +149,10 @@ def draw(
                 for row in last.values()
             ]
             alt = f"{heading} to step {max(row['step'] for row in chart_rows):,}. Last: {'; '.join(ends[:6])}."
-            figure.show(alt)
+            if "transform" in figure.spec:
+                figure.show_with_legend(alt, f"chart-{'-'.join(names)}-{title}")
+            else:
+                figure.show(alt)
         chart_count += 1
     if constant:
         st.caption(shared.escaped("The same at every step: " + "; ".join(constant) + "."))
@@ -252,7 +255,7 @@ def chart(
     """A chart with a line per execution, metric and source. A band shows the extremes of merged points.
 
     Several runs (or `groups` of runs) differ by colour, which stays with a run, and the metrics and sources of one by
-    dashes. A click on a name in the legend hides the line, and another shows it again.
+    dashes. The legend of several lines hides them (`figures.legend_that_hides`).
     """
     table = pd.DataFrame(rows)
     runs, names, sources = (table[column].nunique() > 1 for column in ("execution", "name", "source"))
@@ -342,10 +345,8 @@ def _layers(
     if "range" in colours and table["rest"].nunique() > 1:
         base["strokeDash"] = nominal("rest", legend={**figures.BELOW, "symbolType": "stroke"})
     y = quantitative("smooth", **values)
-    # All lines are selected at first, so that a click hides one. The scale of the colours has all of them, or the one
-    # that is hidden would leave the legend and could not be shown again.
-    select = {"type": "point", "fields": ["who"], "toggle": "true"}
-    shows = {"name": "shown", "select": select, "bind": "legend", "value": [{"who": name} for name in shown]}
+    # The scale of the colours has all lines: one that is hidden would else leave the legend, and could not come back.
+    shows = figures.legend_that_hides(shown)
     # Built from the back to the front: the band and the faint measured curve are inserted below the line.
     layers = [{**layer("line", **base, y=y), "params": [figures.ZOOM, *([shows] if several else [])]}]
     if (table["smooth"] != table["value"]).any():

@@ -5,7 +5,7 @@ page of curves.
 """
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,38 @@ class Chart:
     def show(self, alt: str | None = None) -> None:
         """Draw the chart over the available width. `alt`: a description for screen readers."""
         st.vega_lite_chart(self.table, self.spec, width="stretch", alt=alt)
+
+    def show_with_legend(self, alt: str, key: str) -> None:
+        """Draw the chart; what a click in its legend hides (`legend_that_hides`) is in the address of the page."""
+        # The browser keeps what was picked by key: with another key the chart is drawn as the address says.
+        key = f"{key}-{hidden()}"
+
+        def change() -> None:
+            picked = {entry["who"] for entry in st.session_state[key]["selection"]["shown"]}
+            own = list(dict.fromkeys(self.table["who"]))
+            # Without any the browser draws all of them.
+            st.query_params["hidden"] = [name for name in hidden() if name not in own] + [
+                name for name in own if picked and name not in picked
+            ]
+
+        st.vega_lite_chart(
+            self.table, self.spec, width="stretch", alt=alt, key=key, on_select=change, selection_mode="shown"
+        )
+
+
+def hidden() -> list[str]:
+    """The names of a legend that are hidden in all charts of the page, as its address says."""
+    return st.query_params.get_all("hidden")
+
+
+def legend_that_hides(names: Sequence[str]) -> Spec:
+    """The parameter of a chart whose column `who` has these names: a click in the legend hides one or shows it again.
+
+    All are selected at first, but for the `hidden` ones, so that a click hides one.
+    """
+    shown = [name for name in names if name not in hidden()] or names
+    select = {"type": "point", "fields": ["who"], "toggle": "true"}
+    return {"name": "shown", "select": select, "bind": "legend", "value": [{"who": name} for name in shown]}
 
 
 def quantitative(field: str, **more: Any) -> Spec:

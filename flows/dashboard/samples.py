@@ -183,8 +183,15 @@ def _choose_set(chosen: ChosenRun | None, page: str) -> tuple[str, str] | None:
         picked = left.segmented_control("Stage", list(by_label), default=label, key="stage", bind="query-params")
         label = picked if picked in by_label else label
     titles = sets[label]
-    name = right.selectbox("Set", list(titles), format_func=lambda name: titles.get(name, name), key=f"set-{label}")
-    return by_label[label], name if name in titles else next(iter(titles))
+    # In the address by name, not bound: the title of a set has its count.
+    first, requested = next(iter(titles)), st.query_params.get("set", "")
+    index = list(titles).index(requested) if requested in titles else 0
+    name = right.selectbox(
+        "Set", list(titles), index, format_func=lambda name: titles.get(name, name), key=f"set-{label}"
+    )
+    name = name if name in titles else first
+    st.query_params["set"] = [name] if name != first else []
+    return by_label[label], name
 
 
 def _source(

@@ -32,7 +32,12 @@ def system(chosen: ChosenRun | None) -> None:
     labels = list(stages.values())
     requested = st.query_params.get("stage", "")
     picked = st.multiselect(
-        "Stages", labels, default=[requested] if requested in labels else [], placeholder="all stages", key="stages"
+        "Stages",
+        labels,
+        default=[requested] if requested in labels else [],
+        placeholder="all stages",
+        key="stages",
+        bind="query-params",
     )
     executions = [execution for execution, label in stages.items() if not picked or label in picked]
     rows = shared.query(CURVES, executions, list(NAMES), POINTS) if executions else []

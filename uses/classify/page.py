@@ -87,7 +87,10 @@ def _examples(artifact: str) -> None:
     outcomes = list(dict.fromkeys((row["kind"], row["label"]) for row in rows))
     outcomes.sort(key=lambda outcome: (outcome[0] == LABELLED, outcome))  # first the rows without a label
     titles = {outcome: OTHERS.get(outcome[0]) or shared.escaped(visible(outcome[1], 60)) for outcome in outcomes}
-    picked = st.selectbox("Outcome", outcomes, format_func=titles.__getitem__, key="outcome") or outcomes[0]
+    picked = (
+        st.selectbox("Outcome", outcomes, format_func=titles.__getitem__, key="outcome", bind="query-params")
+        or outcomes[0]
+    )
     cells = [
         (
             row["number"],

@@ -38,7 +38,7 @@ def page(chosen: ChosenRun | None) -> None:
 
 def _rows(artifact: str, reasons: list[str]) -> None:
     """Draw the refused rows of a reason. Texts and replies are escaped cells."""
-    reason = st.selectbox("Reason", reasons, format_func=REASONS.__getitem__, key="reason")
+    reason = st.selectbox("Reason", reasons, format_func=REASONS.__getitem__, key="reason", bind="query-params")
     rows = shared.artifact_rows(artifact, REFUSED)
     if rows is None:
         return

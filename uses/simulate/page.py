@@ -55,15 +55,14 @@ def _read_summary(folder: str, execution: str) -> dict[str, Any]:
 def _question(summary: dict[str, Any]) -> None:
     """Draw the chosen question: a chart for everybody and for each group, with model, humans and baselines."""
     questions = {question["name"]: question for question in summary["questions"]}
-    picked = st.selectbox("Question", list(questions), key="question")
+    picked = st.selectbox("Question", list(questions), key="question", bind="query-params")
     question = questions.get(picked) or next(iter(questions.values()))
     cards.show_text(question["text"])
     known = [name for name in SHOWN if any(name in cell["arms"] for cell in question["cells"])]
     default_arms = [name for name in ("model", "humans", "overall", "uniform") if name in known]
     # The default arms cannot be deselected, so that figures of the model are never shown without a baseline.
-    extra = st.multiselect(
-        "Also show", [name for name in known if name not in default_arms], format_func=ARMS.__getitem__, key="arms"
-    )
+    others = [name for name in known if name not in default_arms]
+    extra = st.multiselect("Also show", others, format_func=ARMS.__getitem__, key="arms", bind="query-params")
     columns = st.columns(2, gap="large")
     for index, cell in enumerate(question["cells"]):
         with columns[index % 2]:

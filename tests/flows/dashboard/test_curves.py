@@ -9,6 +9,7 @@ from nautile.flows.dashboard.curves import Display, Line, chart, csv_of, grouped
 from nautile.store.catalog import Catalog
 from nautile.store.events import EventWriter
 from tests.flows.dashboard.test_pages import curve_of
+from tests.support.pages.parts import shown_page
 
 RUNS = [f"run-{index}" for index in range(8)]
 
@@ -89,3 +90,11 @@ def test_the_file_has_every_point_and_no_formula(store, monkeypatch):
     assert head == "run,step_of_run,metric,source,step,value,time"
     assert len(lines) == 300
     assert lines[3].startswith(",,reward,'=HYPERLINK(),3,1.5,")
+
+
+def test_a_run_that_the_address_hides_is_not_drawn(two_curves, monkeypatch):
+    shown = shown_page(two_curves, "training", monkeypatch, run="r1", compared="r2", hidden="r2")
+    (drawn,) = shown.get("vega_lite_chart")
+    (line,) = [layer for layer in json.loads(drawn.proto.spec)["layer"] if "params" in layer]
+    (picked,) = [param["value"] for param in line["params"] if param["name"] == "shown"]
+    assert picked == [{"who": "this run"}]

@@ -162,6 +162,18 @@ def test_in_a_dark_browser_pages_are_dark_and_legible(base, window):
 
 
 @pytest.mark.heavy
+def test_a_click_in_a_legend_is_in_the_address_of_the_page(two_curves, window):
+    with dashboard(environment(two_curves.root)) as base:
+        page = window.new_page()
+        page.goto(f"{base}/training?run=r1&compared=r2&live=off")
+        legend = page.locator("[data-testid=stVegaLiteChart] .role-legend text")
+        legend.get_by_text("r2", exact=True).click()
+        page.wait_for_url("**&hidden=r2*")
+        legend.get_by_text("r2", exact=True).click()
+        page.wait_for_url(lambda url: "hidden" not in url)
+
+
+@pytest.mark.heavy
 def test_written_pages_show_no_text_as_markup(hostile, window):
     """The report and the data card as the chain wrote them, and tables of hostile scores."""
     store, outputs = hostile
