@@ -1,6 +1,7 @@
 """The artifact that a command names: by its id, or the stage that trained it; the newest without a name."""
 
 from nautile.common.errors import ConfigError
+from nautile.common.files import read_json
 from nautile.common.text import did_you_mean
 from nautile.configs.stages import TRAINED
 from nautile.store.artifacts import Artifact, Store
@@ -9,7 +10,8 @@ from nautile.store.artifacts import Artifact, Store
 def named_or_newest(store: Store, kind: str, artifact_id: str | None = None) -> Artifact:
     """The artifact with this id, which must be of this kind, or the newest of the kind; of a checkpoint also by stage.
 
-    Raises `ConfigError` if there is none.
+    The newest is one that no run of a sweep made, if there is one: the last arm may have trained for two steps. Raises
+    `ConfigError` if there is none.
     """
     store.refresh()
     if artifact_id:
@@ -25,7 +27,23 @@ def named_or_newest(store: Store, kind: str, artifact_id: str | None = None) -> 
     artifacts = store.list(kind)
     if not artifacts:
         raise ConfigError(f"no {kind} in {store.root} yet: `nautile run` makes one")
-    return artifacts[-1]
+    return _without_sweeps(store, artifacts)[-1]
+
+
+def _without_sweeps(store: Store, artifacts: list[Artifact]) -> list[Artifact]:
+    """Those that no run of a sweep made; all of them if there are no others.
+
+    A sweep made an artifact of a key in its record if it is newer than the record: it reused an older one.
+    """
+    begun: dict[str, str] = {}
+    for record in (read_json(path) for path in store.sweeps.glob("*.json")):
+        for run in record.get("runs", ()) if isinstance(record, dict) else ():
+            begun |= {step["key"]: run["begun"] for step in run["steps"] if "begun" in run}
+    return [
+        artifact
+        for artifact in artifacts
+        if artifact.key not in begun or artifact.manifest["created"] < begun[artifact.key]
+    ] or artifacts
 
 
 def trained_by(store: Store, stage: str) -> Artifact | None:
@@ -42,4 +60,4 @@ def trained_by(store: Store, stage: str) -> Artifact | None:
         raise ConfigError(
             f"no checkpoint of {stage} in {store.location}: `nautile run CONFIG --until {stage}` makes one"
         )
-    return checkpoints[-1]
+    return _without_sweeps(store, checkpoints)[-1]

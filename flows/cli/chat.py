@@ -18,12 +18,13 @@ from nautile.store.manifest import MANIFEST
 
 
 def heading(folder: Path, name: str) -> str:
-    """The heading of a chat: the checkpoint's name, and for an artifact the step that made it and the time."""
+    """The heading of a chat: the checkpoint's name, and for an artifact the step and run that made it, and the time."""
     manifest = read_json(folder / MANIFEST)
     if not isinstance(manifest, dict):
         return name
     created = datetime.fromisoformat(manifest["created"]).astimezone()
-    return f"{name}, made by {manifest['label']} on {created:%Y-%m-%d at %H:%M}"
+    run = f" of run {manifest['run'][:8]}" if manifest.get("run") else ""
+    return f"{name}, made by {manifest['label']}{run} on {created:%Y-%m-%d at %H:%M}"
 
 
 _HELP = """Type a question; each is answered without the previous ones. Ctrl-C stops a reply.

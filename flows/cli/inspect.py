@@ -187,6 +187,8 @@ def lineage(store: Store, artifact_id: str) -> list[CatalogRow]:
         "configuration",
     )
     store.refresh()
+    if checkpoint := trained_by(store, artifact_id):
+        artifact_id = checkpoint.full_id
     return [
         {name: row[name] for name in columns} | {name: json.loads(row[name] or "{}") for name in ("config", "files")}
         for row in Catalog(store).lineage(artifact_id)

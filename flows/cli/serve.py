@@ -38,6 +38,7 @@ def serve(
         import uvicorn
 
         from nautile.data.tokenizer import tokenizer_for
+        from nautile.flows.cli.chat import heading
         from nautile.flows.named import checkpoint_folder
         from nautile.flows.operate.own_page import OwnPageOnly
         from nautile.flows.serve.http import ImpatientProtocol, ServedModel, application, raise_descriptor_limit
@@ -87,7 +88,8 @@ def serve(
     raise_descriptor_limit()
     console = console_for()
     where = f"at http://{url_host(address)}:{port}/v1 ({slots} slots, {queue} may wait)"
-    console.print(f"compiling {name}, to be served {where}", soft_wrap=True)
+    made = f" ({heading(folder, checkpoint_name(folder))})" if checkpoint is None else ""  # nobody has named it
+    console.print(f"compiling {name}{made}, to be served {where}", soft_wrap=True)
     if key is None and not is_loopback(host):
         console.print(f"anyone who can reach {address} can use it: set an API key with --key-env", soft_wrap=True)
 

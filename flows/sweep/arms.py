@@ -25,6 +25,7 @@ from nautile.flows.forecast import forecast_calls, forecast_lines
 from nautile.flows.selection import PreparedRun, Selection, is_in_store, prepare_run
 from nautile.flows.sweep.report import EVALUATE
 from nautile.store.artifacts import Store
+from nautile.store.manifest import now
 
 MOST_ARMS = 20  # maximum number of runs without --yes
 LONGEST_VALUE = 40  # characters of a value in the name of an arm
@@ -95,10 +96,19 @@ class Sweep:
         }
 
     def save(self, store: Store) -> None:
-        """Write the record to the store, for the dashboard."""
+        """Write the record to the store, with the time when each run first stood in it.
+
+        For the dashboard, and for commands that take the newest checkpoint, which is to be none of a sweep.
+        """
         store.prepare()
         store.sweeps.mkdir(exist_ok=True)
-        write_json(store.sweeps / f"{self.name}.json", self.record())
+        path, record = store.sweeps / f"{self.name}.json", self.record()
+        before = read_json(path)
+        known = before.get("runs", []) if isinstance(before, dict) else []
+        for run in record["runs"]:
+            begun = (old.get("begun") for old in known if {**old, "begun": None} == {**run, "begun": None})
+            run["begun"] = next(begun, None) or now()
+        write_json(path, record)
 
 
 def read_sweep(path: Path, store: Store, many: bool = False) -> Sweep:

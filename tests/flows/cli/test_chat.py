@@ -102,9 +102,10 @@ def test_on_a_terminal_there_are_commands(monkeypatch, capsys):
 def test_a_conversation_names_its_checkpoint_its_step_and_when_it_was_made(tmp_path):
     assert heading(tmp_path, "somewhere") == "somewhere"
     made = datetime(2026, 11, 22, 13, 5).astimezone()
-    (tmp_path / "manifest.json").write_text(json.dumps({"created": made.isoformat(), "label": "reason"}))
+    manifest = {"created": made.isoformat(), "label": "reason", "run": "r" * 36}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     assert heading(tmp_path, "checkpoint/0123456789ab") == (
-        "checkpoint/0123456789ab, made by reason on 2026-11-22 at 13:05"
+        "checkpoint/0123456789ab, made by reason of run rrrrrrrr on 2026-11-22 at 13:05"
     )
 
 

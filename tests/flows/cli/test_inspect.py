@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from nautile.common.errors import ConfigError
+from nautile.common.files import write_json
 from nautile.configs.model import TokenizerConfig
 from nautile.flows.cli import inspect
 from nautile.flows.cli.tables import status_table
@@ -18,10 +19,11 @@ from nautile.model.nautile import shapes
 from nautile.model.weights.files import load_weights, save_weights
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
+from nautile.store.manifest import now
 from nautile.store.named import named_or_newest
 from nautile.tasks.engine.progress import write_retry_note
 from tests.model.conftest import tiny_config
-from tests.support.samples.stage_store import filled, flip_byte, published
+from tests.support.samples.stage_store import filled, flip_byte, key_of, published
 from tests.support.stages.toy_dag import toy_dag
 
 TOKENIZER = TokenizerConfig(ranks=256)
@@ -191,11 +193,25 @@ def test_a_checkpoint_is_named_by_its_stage_and_a_name_that_is_almost_one_is_sug
     for stage in ("pretrain", "align"):
         published(store, "checkpoint", stage, stage=stage)
     assert named_or_newest(store, "checkpoint", "pretrain").manifest["stage"] == "pretrain"
-    assert inspect.show(store, "align")["stage"] == "align"
+    Catalog(store).ingest()
+    assert inspect.show(store, "align")["stage"] == inspect.lineage(store, "align")[0]["stage"] == "align"
     with pytest.raises(ConfigError, match="no checkpoint of reason in"):
         named_or_newest(store, "checkpoint", "reason")
     with pytest.raises(ConfigError, match="did you mean 'self_distill'"):
         inspect.show(store, "sefl_distill")
+
+
+def test_the_newest_checkpoint_is_none_of_a_sweep_unless_there_is_no_other(store):
+    """The last arm of a sweep may have trained for two steps."""
+    store.sweeps.mkdir()
+    published(store, "checkpoint", "of both", stage="reason")  # which the sweep reused
+    run = {"begun": now(), "steps": [{"key": key_of(word)} for word in ("of both", "arm")]}
+    write_json(store.sweeps / "lr.json", {"runs": [run]})
+    arm = published(store, "checkpoint", "arm", stage="reason")
+    own = store.find("checkpoint", key_of("of both"))
+    assert named_or_newest(store, "checkpoint") == named_or_newest(store, "checkpoint", "reason") == own
+    write_json(store.sweeps / "lr.json", {"runs": [run | {"begun": "2026-01-01T00:00:00+00:00"}]})
+    assert named_or_newest(store, "checkpoint") == named_or_newest(store, "checkpoint", "reason") == arm
 
 
 def test_an_export_of_the_store_is_a_model_by_its_id_too(store, monkeypatch):

@@ -223,4 +223,8 @@ def test_states_time_and_cost_of_the_runs(made, tmp_path, toy_stages, report_of)
     assert (failed["error"], failed["own_seconds"], failed["own_dollars"]) == ("reason: no memory", None, None)
     assert "fewer failed in reason: no memory" in text_of(report)
     sweep.save(store)
-    assert saved_sweeps(store) == {"try": sweep.record()}
+    saved = saved_sweeps(store)["try"]
+    begun = [run.pop("begun") for run in saved["runs"]]
+    assert saved == sweep.record()
+    sweep.save(store)
+    assert [run["begun"] for run in saved_sweeps(store)["try"]["runs"]] == begun  # of what it was resumed with
