@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -78,11 +79,13 @@ def deploy(
     with collector_paused():
         from nautile.flows.operate.deployments import register, serve
 
+    print_changes = partial(print_kept_changes, run_config, os.environ["PREFECT_API_URL"], limit)
     if pool is not None:
         console_for(stderr=True).print(register(run_config, config, pool, limit), soft_wrap=True)
+        print_changes()
         return
     console_for(stderr=True).print(f"serving {run_config.name}; start runs from Prefect's page (Ctrl-C stops serving)")
-    serve(run_config, config, limit, runs)
+    serve(run_config, config, limit, runs, print_changes)
 
 
 def approve(
@@ -168,13 +171,13 @@ def up(
         )
 
 
-def print_kept_changes(config: "RunConfig", api: str) -> None:
-    """Print, on standard error, where the server differs from the configuration."""
+def print_kept_changes(config: "RunConfig", api: str, limit: int | None = None) -> None:
+    """Print, on standard error, where the server differs from the configuration, or from `--limit`."""
     from nautile.flows.operate.kept_changes import kept_changes
 
     heading = "changed in Prefect's page, and kept until it is changed there or in the configuration:"
     try:
-        lines = kept_changes(api, config)
+        lines = kept_changes(api, config, limit)
         text = "\n  ".join([heading, *lines]) if lines else ""
     except ConfigError as error:
         text = str(error)

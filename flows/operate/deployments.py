@@ -28,6 +28,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Self
 from uuid import UUID
 
@@ -373,18 +374,19 @@ def part_of(entry: RunnerDeployment) -> str:
     return str(entry.parameters.get("only") or entry.flow_name)
 
 
-def serve(config: RunConfig, argument: str, limit: int | None, runs: int) -> None:
+def serve(config: RunConfig, argument: str, limit: int | None, runs: int, declared: Callable[[], None]) -> None:
     """Register the deployments with the API and start the runs that it schedules, until stopped.
 
     `argument`: the configuration as given on the command line. `limit`: maximum parallel steps per resource, in place
-    of those in `[resources]`. `runs`: maximum parallel flow runs.
+    of those in `[resources]`. `runs`: maximum parallel flow runs. `declared`: called once all are registered.
     """
     served = ServedConfig.of(argument, config, load_base(argument)).model_dump_json()
     # The processes of flow runs inherit these. Prefect starts them with `-m`, which would otherwise import from the
     # working directory: see `common.processes.module_command`.
     os.environ |= {WORKER: served, SERVED_BY: str(os.getpid()), "PYTHONSAFEPATH": "1"}
     limits = step_limits(config, limit)
-    asyncio.run(_serve(config.name, lambda: deployments(config, argument), limits, runs, config.launch.niceness))
+    entries = partial(deployments, config, argument)
+    asyncio.run(_serve(config.name, entries, limits, runs, config.launch.niceness, declared))
 
 
 def register(config: RunConfig, argument: str, pool_type: str, limit: int | None) -> str:
@@ -521,7 +523,12 @@ class _Runner(Runner):
 
 
 async def _serve(
-    config: str, served: Callable[[], list[RunnerDeployment]], limits: dict[str, int], runs: int, niceness: int
+    config: str,
+    served: Callable[[], list[RunnerDeployment]],
+    limits: dict[str, int],
+    runs: int,
+    niceness: int,
+    after_declaration: Callable[[], None],
 ) -> None:
     # `pause_on_shutdown=False`: Prefect would switch the schedules off when this process stops.
     runner = _Runner(name=f"nautile-{config}", limit=runs, pause_on_shutdown=False)
@@ -541,6 +548,7 @@ async def _serve(
     async with get_client() as client:
         for run in await drop_missed(client, ids):
             log.warning("the scheduled run %s was missed, and is left out", run.name)
+    await asyncio.to_thread(after_declaration)
     give_way(niceness)  # the flow runs that it starts inherit it
     log.info("serving %d deployments, at most %d runs at once; steps at work: %s", len(ids), runs, limits)
     poll_for_ever()

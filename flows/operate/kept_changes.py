@@ -1,7 +1,7 @@
 """Where Prefect's server differs from a configuration: limits, schedules, deployments and automations.
 
 An operator changes these in Prefect's page, and a restart keeps the change (`flows.operate.deployments`). So that
-nobody takes the configuration for what holds, `nautile up` prints each difference.
+nobody takes the configuration for what holds, `nautile up` and `nautile deploy` print each difference.
 """
 
 from typing import Any
@@ -20,10 +20,11 @@ TIMEOUT_S = 30.0
 _MOST = 200  # entries of an answer
 
 
-def kept_changes(api: str, config: RunConfig) -> list[str]:
+def kept_changes(api: str, config: RunConfig, limit: int | None = None) -> list[str]:
     """A line for each difference of the server at `api` from `config`.
 
-    Raises `ConfigError` if the server does not answer.
+    `limit`: that of `nautile deploy --limit`, in place of those of `[resources]`. Raises `ConfigError` if the server
+    does not answer.
     """
 
     def ask(path: str, **body: Any) -> list[dict[str, Any]]:
@@ -40,7 +41,7 @@ def kept_changes(api: str, config: RunConfig) -> list[str]:
     except (httpx.HTTPError, ValueError) as error:
         raise ConfigError(f"the server at {api} does not say what was changed there ({type(error).__name__})") from None
     return [
-        *_limits(config, limits),
+        *_limits(config, limits, limit),
         *(line for deployment in deployments for line in _deployment(config, deployment)),
         *(
             f"the automation {one_line(entry['name'])!r} is switched off"
@@ -50,17 +51,18 @@ def kept_changes(api: str, config: RunConfig) -> list[str]:
     ]
 
 
-def _limits(config: RunConfig, limits: list[dict[str, Any]]) -> list[str]:
+def _limits(config: RunConfig, limits: list[dict[str, Any]], limit: int | None) -> list[str]:
     by_name = {entry["name"]: entry for entry in limits}
     lines = []
     for resource, configured in config.resources.limits().items():
+        wanted = f"--limit is {limit}" if limit else f"resources.{resource} is {configured}"
         entry = by_name.get(f"{PREFIX}{resource}")
         if entry is None:
             lines.append(f"the limit {PREFIX}{resource} is gone: `nautile down` and `up` declare it again")
         elif not entry["active"]:
-            lines.append(f"the limit {PREFIX}{resource} is switched off; resources.{resource} is {configured}")
-        elif entry["limit"] != configured:
-            lines.append(f"the limit {PREFIX}{resource} is {entry['limit']}; resources.{resource} is {configured}")
+            lines.append(f"the limit {PREFIX}{resource} is switched off; {wanted}")
+        elif entry["limit"] != (limit or configured):
+            lines.append(f"the limit {PREFIX}{resource} is {entry['limit']}; {wanted}")
     return lines
 
 

@@ -145,7 +145,7 @@ def test_b12_up_prints_how_its_server_is_joined(store, monkeypatch, command_line
     monkeypatch.setattr("nautile.flows.operate.services.up", lambda *_: [service])
     monkeypatch.setattr("nautile.flows.operate.services.url_of", lambda store, name: service.url)
     monkeypatch.setattr("nautile.flows.operate.reconcile.reconcile_if_possible", lambda store: [])
-    monkeypatch.setattr("nautile.flows.operate.kept_changes.kept_changes", lambda api, config: [])
+    monkeypatch.setattr("nautile.flows.operate.kept_changes.kept_changes", lambda *_: [])
     monkeypatch.setenv("PREFECT_API_URL", service.url)
     code, out, err = command_line("up", str(TOY))
     assert (code, err) == (0, "")

@@ -199,11 +199,15 @@ def test_a_restart_keeps_what_the_operator_has_changed_and_runs_one_of_the_misse
     }
     assert times == {"* * * * *": False, "0 5 * * *": True}
     assert fetch(limit)["limit"] == 3
-    assert kept_changes(operated.api, load(str(operated.config))) == [
+    changes = [
         "the limit nautile-network is 3; resources.network is 1",
         "the deployment evaluation-toy: its schedule * * * * * UTC is paused",
         "the deployment evaluation-toy has a schedule of its own, 0 5 * * * UTC",
     ]
+    assert kept_changes(operated.api, load(str(operated.config))) == changes
+    # `nautile deploy` alone, without `up`, says so as well.
+    log = Path(operated.service("deployments").log)
+    wait_for(lambda: all(change in log.read_text() for change in changes), "the lines of deploy")
     assert [operated.end_of(run) for run in missed] == ["CANCELLED", "CANCELLED", "COMPLETED"]
     # A configuration that changed its own schedule replaces that one alone; it stays paused.
     operated.config.write_text(

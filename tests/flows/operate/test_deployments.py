@@ -114,6 +114,7 @@ def test_where_the_server_differs_from_the_configuration_is_said(prefect_url):
             "the limit nautile-cpu is 3; resources.cpu is 1",
             "the limit nautile-network is switched off; resources.network is 1",
         ]
+        assert "the limit nautile-cpu is 3; --limit is 2" in kept_changes(prefect_url, config, 2)
         request(schedule, {"schedule": {"cron": "0 5 * * *"}}, method="PATCH").raise_for_status()
         assert f"{name} runs at 0 5 * * * UTC, which is paused; [schedule] says 30 4 * * * Europe/Paris" in (
             kept_changes(prefect_url, config)
