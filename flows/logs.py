@@ -13,7 +13,7 @@ from uuid import UUID
 
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json
-from nautile.common.text import visible
+from nautile.common.text import did_you_mean, visible
 from nautile.flows.run_state import RUNS, live_run, questions_by_run, run_named
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
@@ -76,7 +76,10 @@ def choose(store: Store, run: str | None, stage: str | None) -> LogFile:
     if stage:
         matching = [log for log in logs if stage in (log.label, log.stage)]
         if not matching:
-            raise ConfigError(f"--stage {stage}: not in this run, which has {', '.join(log.label for log in logs)}")
+            labels = [log.label for log in logs]
+            raise ConfigError(
+                f"--stage {stage}: not in this run{did_you_mean(stage, labels)}, which has {', '.join(labels)}"
+            )
         return next((log for log in matching if log.is_running(store)), matching[-1])
     running = [log for log in logs if log.is_running(store)]
     failed = [log for log in logs if log.state == "failed"]

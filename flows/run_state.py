@@ -207,9 +207,9 @@ class RunState:
 def time_left_text(seconds: float, unknown: int) -> str:
     """`RunState.time_left` as text."""
     steps = f"{counted(unknown, 'step')} of unknown time"
-    if not unknown:
-        return f"about {duration(seconds)} left"
-    return f"about {duration(seconds)} left, and {steps}" if seconds else f"{steps} left"
+    if seconds < 1:  # "about 0.0 s" would be the time of the steps that are known, and nearly none is
+        return f"{steps} left" if unknown else "less than a second left"
+    return f"about {duration(seconds)} left" + (f", and {steps}" if unknown else "")
 
 
 def state_of(row: CatalogRow, store: Store, questions: Mapping[str, Any]) -> str:

@@ -245,6 +245,9 @@ def run_view(rows: list[dict[str, Any]], run: dict[str, Any] | None = None) -> R
         took = duration(row["seconds"]) if row["seconds"] is not None else ""
         table.add_row(row["label"], state, took, Text(_details(row)))
     parts: list[RenderableType] = [Text("\n".join(lines)), Text(), table]
+    logged = [row["label"] for row in rows if row["outcome"] in ("running", "failed")]
+    logs = [shell_command("nautile", "logs", run["id"][:8], "--stage", label) for label in logged]
+    parts += [Text(), *(Text(f"Log: {command}", no_wrap=True, overflow="ignore") for command in logs)] if logs else []
     # Each is one line, however narrow the terminal: they are searched for.
     warned = [f"{row['label']}: {visible(text)}" for row in rows for text in row["warnings"]]
     parts += [Text(), *(Text(line, "yellow", no_wrap=True, overflow="ignore") for line in warned)] if warned else []

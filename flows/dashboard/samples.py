@@ -172,7 +172,8 @@ def _choose_set(chosen: ChosenRun | None, page: str) -> tuple[str, str] | None:
     for row in rows:
         execution = row["execution"]
         counts = {row["set"]: row["texts"] for row in shared.query(queries.SAMPLE_SETS, [execution])}
-        sets[row["label"]] = {name: f"{name} ({count:,})" for name, count in counts.items()}
+        the = "the first " if page == "documents" else ""  # which are shown while it works; the files have all
+        sets[row["label"]] = {name: f"{name} ({the}{count:,})" for name, count in counts.items()}
         sets[row["label"]] |= {name: f"file {name}" for name in _files(execution)}
     by_label = {row["label"]: row["execution"] for row in rows if sets[row["label"]]}
     if not by_label:

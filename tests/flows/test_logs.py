@@ -44,6 +44,7 @@ def test_the_default_is_the_last_work_of_the_newest_run(store):
         ("aa", None, "matches more than one run"),
         ("b", None, "matches no run; the newest are aab-2, aaa-1"),
         (None, "z", "not in this run, which has"),
+        (None, "pretrian", "did you mean 'pretrain'"),
     ],
 )
 def test_an_unknown_run_or_stage_is_refused_with_the_known_ones(store, run, stage, message):

@@ -17,6 +17,7 @@ from nautile.flows.run_state import (
     newest_with_content,
     questions_by_run,
     run_state,
+    time_left_text,
 )
 from nautile.flows.selection import Selection
 from nautile.store.catalog import Catalog
@@ -280,8 +281,13 @@ def test_a_step_that_takes_longer_than_last_time_says_so_and_its_time_is_unknown
     state, steps = shown(at_work)  # now a rate is known
     assert steps["ingest"].longer_than is None
     assert state.time_left()[1] == 0
-    (line,) = (line for line in lines_of(at_work) if line.startswith("0 of 4"))
+    lines = lines_of(at_work)
+    (line,) = (line for line in lines if line.startswith("0 of 4"))
     assert "left" in line
+    assert "Log: nautile logs r1 --stage ingest" in lines
+    # "about 0.0 s left, and 14 steps of unknown time" says nothing about the run.
+    assert time_left_text(0.3, 14) == "14 steps of unknown time left"
+    assert time_left_text(0.3, 0) == "less than a second left"
 
 
 def lines_of(store):

@@ -353,6 +353,17 @@ def test_a_long_file_says_which_rows_are_read_and_how_the_others_are_reached(sto
     assert [json.loads(row["fields"])["step"] for row in found] == [7]
 
 
+def test_the_documents_of_a_distillation_at_work_are_its_first_ones(store, monkeypatch):
+    """And no count of all: the charts count those."""
+    planned(store, ["distill"])
+    attempted(store, "distill", "running", execution="e-distill")
+    emit = EventWriter(store.root / "events" / "e.jsonl", "e-distill", stage="distill")
+    emit("sample", set="documents", index=0, query="?", answer="!", teacher="t")
+    emit.close()
+    (choice,) = (box for box in shown_page(store, "distillation", monkeypatch).selectbox if box.label == "Set")
+    assert choice.options == ["documents (the first 1)"]
+
+
 def test_the_records_of_a_published_file_are_shown(made, monkeypatch):
     shown = shown_page(made[0], "distillation", monkeypatch)
     (choice,) = (box for box in shown.selectbox if box.label == "Set")
