@@ -40,6 +40,9 @@ def page(chosen: ChosenRun | None) -> None:
     """Draw the page: two runs side by side, several in a table, or the tables of a sweep."""
     st.title("Compare")
     sweeps = saved_sweeps(open_store())
+    if chosen is None and not sweeps:
+        shared.nothing_yet(chosen)
+        return
     views = [TWO_RUNS, SEVERAL, *([SWEEP] if sweeps else [])]
     view = st.segmented_control("What", views, default=TWO_RUNS, key="view", bind="query-params") or TWO_RUNS
     if not sweeps:

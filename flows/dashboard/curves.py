@@ -383,7 +383,7 @@ def training(chosen: ChosenRun | None) -> None:
     lines = _compared_lines(chosen, stage) if stage else {}
     names = metric_names(lines)
     if chosen is None or stage is None or not names:
-        st.caption("No training metrics in this run yet.")
+        shared.nothing_yet(chosen, "No training metrics in this run yet.")
         return
     metrics = choose_metrics(names, "metrics")
     # Tokens per training step, of those whose speed and step time were measured.
@@ -405,7 +405,7 @@ def reinforcement(chosen: ChosenRun | None) -> None:
     stage = _choose_stage(chosen, "reinforcement")
     described = declared(stage) if stage else None
     if chosen is None or described is None:
-        st.caption("No reinforcement stage in this run yet.")
+        shared.nothing_yet(chosen, "No reinforcement stage in this run yet.")
         return
     lines = _compared_lines(chosen, described.name)
     names = metric_names(lines)

@@ -62,7 +62,7 @@ class Concern:
 def page(chosen: ChosenRun | None) -> None:
     st.title("Overview")
     if chosen is None:
-        st.caption(f"There is no run in {open_store().root} yet: `nautile run` starts one.")
+        shared.nothing_yet(chosen)
         for item in queue():
             _show(item)
         _other_work()

@@ -31,7 +31,7 @@ def rollouts(chosen: ChosenRun | None) -> None:
     st.title("Rollouts and traces")
     choice = _choose_set(chosen, "rollouts")
     if choice is None:
-        st.caption("No rollouts in this run yet.")
+        shared.nothing_yet(chosen, "No rollouts in this run yet.")
         return
     execution, name = choice
     first, second, third, fourth = st.columns([2, 2, 1, 3])
@@ -105,7 +105,7 @@ def training_samples(chosen: ChosenRun | None) -> None:
     executions = [execution for stage in stages for execution in chosen.executions(stage)] if chosen else []
     sets = [row["set"] for row in shared.query(queries.SAMPLE_SETS, executions)] if executions else []
     if not sets:
-        st.caption("No samples in this run yet: `pretrain.sample_every` sets when they are taken.")
+        shared.nothing_yet(chosen, "No samples in this run yet: `pretrain.sample_every` sets when they are taken.")
         return
     left, right = st.columns([1, 3])
     steps = sorted({int(digits) for name in sets if (digits := name.rpartition("-")[2]).isdigit()})
@@ -318,7 +318,8 @@ def distillation(chosen: ChosenRun | None) -> None:
     if chosen is None or not executions:
         settings = chosen.state.settings if chosen and chosen.state else {}
         has_none = "distill" in settings and settings["distill"] is None
-        st.caption("This run's configuration has no [distill]." if has_none else "No distillation in this run yet.")
+        none = "This run's configuration has no [distill]."
+        shared.nothing_yet(chosen, none if has_none else "No distillation in this run yet.")
         return
     artifacts = [row for row in shared.query(queries.ARTIFACTS_OF, executions) if row["kind"] == "documents"]
     newest = artifacts[-1] if artifacts else {"facts": "{}", "config": "{}"}

@@ -238,6 +238,12 @@ def chosen_run(run: str | None) -> ChosenRun | None:
     return ChosenRun(run, query(STEPS, run), state)
 
 
+def nothing_yet(chosen: ChosenRun | None, text: str = "") -> None:
+    """Say what a page waits for: `text` about the chosen run, or that the store has none."""
+    none = f"There is no run in {escaped(str(open_store().root))} yet: `nautile run` starts one."
+    st.caption(text if chosen else none)
+
+
 @st.cache_resource
 def _meters() -> dict[str, RateMeter]:
     """Key of a running step -> its progress rate, shared by all sessions."""

@@ -26,7 +26,7 @@ NAMES = (
 def system(chosen: ChosenRun | None) -> None:
     st.title("System")
     if chosen is None:
-        st.caption("No run in the store yet.")
+        shared.nothing_yet(chosen)
         return
     stages = {row["execution"]: row["label"] for row in chosen.stages if row["execution"] and not row["reused"]}
     labels = list(stages.values())
@@ -101,7 +101,7 @@ def logs(chosen: ChosenRun | None) -> None:
     store = open_store()
     rows = {row["label"]: row for row in chosen.stages if row["execution"]} if chosen else {}
     if chosen is None or not rows:
-        st.caption("No stage in this run yet.")
+        shared.nothing_yet(chosen, "No stage in this run yet.")
         return
     # By default the running stage, else the last that was not reused.
     running = [label for label, row in rows.items() if row["state"] == "running"]

@@ -298,7 +298,9 @@ def test_every_page_is_drawn(made, page, monkeypatch):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_an_empty_store_shows_captions(tmp_path, page, monkeypatch):
-    assert shown_page(Store(tmp_path / "none"), page, monkeypatch).caption
+    shown = shown_page(Store(tmp_path / "none"), page, monkeypatch)
+    assert shown.caption
+    assert not [element.value for element in shown.caption if "this run" in element.value]  # there is none
 
 
 def test_a_reinforcement_shows_the_charts_of_the_questions_that_are_picked(made, monkeypatch):
