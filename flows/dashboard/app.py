@@ -20,7 +20,7 @@ STYLE = """<style>
 [data-testid=stHeader] *{pointer-events:auto}
 [data-testid=stMain] h1{font-size:1.5rem;padding:0 0 .4rem}
 [data-testid=stMain] [data-testid=stVerticalBlock]{gap:.6rem}
-[data-testid=stMain] h2,[data-testid=stMain] h3{font-size:1.2rem;padding:.6rem 0 .2rem}
+[data-testid=stMain] h2,[data-testid=stMain] h3{font-size:1.2rem;padding:.6rem 0 .45rem}
 [data-testid=stSidebarContent]{display:flex;flex-direction:column}
 [data-testid=stSidebarHeader]{order:0}[data-testid=stSidebarUserContent]{order:1;padding-bottom:.5rem}
 [data-testid=stSidebarNav]{order:2}[data-testid=stSidebarNavSeparator]{display:none}

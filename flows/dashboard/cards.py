@@ -39,7 +39,11 @@ pre.literal.command { user-select: all; margin: 0; }
 .token { display: inline-block; background: light-dark(#e3e0f5, #41358c); color: light-dark(#41358c, #e3e0f5);
   border-radius: .6rem; padding: 0 .4rem; font-size: .72rem; font-weight: 600; }
 .plain-table a, .group a { color: light-dark(#1f5fa8, #79b8ff); }
-.plain-table { overflow: auto; max-height: 40rem; }
+.plain-table { overflow: auto; max-height: 40rem; background: /* a shade where the table goes on */
+  linear-gradient(90deg, light-dark(#fff, #0e1117) 40%, transparent) left / 2.5rem 100% no-repeat local,
+  linear-gradient(270deg, light-dark(#fff, #0e1117) 40%, transparent) right / 2.5rem 100% no-repeat local,
+  linear-gradient(90deg, light-dark(#0004, #fff5), transparent) left / .9rem 100% no-repeat,
+  linear-gradient(270deg, light-dark(#0004, #fff5), transparent) right / .9rem 100% no-repeat; }
 .plain-table table { border-collapse: collapse; font-size: .875rem; color: light-dark(#262730, #e6edf3); }
 .plain-table caption { text-align: left; font-weight: 600; padding: .3rem 0; }
 .plain-table th, .plain-table td { text-align: left; vertical-align: top; padding: .25rem 1rem .25rem 0;

@@ -26,6 +26,7 @@ from nautile.tasks.engine.stage import declared, stages_with
 FEW_POINTS = 60  # a curve with at most this many points also shows the points
 SMOOTHED_FROM = 50  # minimum points for a moving average, which hides more than it shows with fewer
 SMOOTHING = 0.6  # TensorBoard's default
+LONG_NAME = 20  # characters in a legend
 # Metrics that are shown by default, if present: first those of RL, then those of pretraining.
 MAIN = (
     *("reward", "solve_rate", "guard_accuracy", "kl"),
@@ -335,9 +336,11 @@ def _layers(
     log = "horizontal" in display.logarithmic
     x_scale = {"nice": False, "type": "log" if log else "linear"}
     x = quantitative("x", axis={"title": x_title, "labelOverlap": True, **whole}, scale=x_scale)
-    legend = {**figures.BELOW, "symbolType": "stroke", "columns": 1 if "range" in colours else 2, "labelLimit": 420}
-    legend["symbolOpacity"] = 1  # else that of the band
     shown = list(dict.fromkeys(table["who"]))
+    # Two long names beside each other do not fit on a phone, whose edge would cut the second.
+    columns = 1 if "range" in colours or max(map(len, shown)) > LONG_NAME else 2
+    legend = {**figures.BELOW, "symbolType": "stroke", "columns": columns, "labelLimit": 420}
+    legend["symbolOpacity"] = 1  # else that of the band
     several = len(shown) > 1
     domain = {"domain": shown} | colours
     color = nominal("who", scale=domain, legend=legend if several else None)

@@ -670,7 +670,7 @@ def ladder_chart(run_ladder: Ladder) -> Chart:
         y2={"field": "high"},
     )
     labels = layer(
-        {"type": "text", "dy": -7, "fontWeight": "bold", "fontSize": 12},
+        {"type": "text", "dy": -7, "fontWeight": "bold", "fontSize": 12, "color": shade("#262730", "#e6edf3")},
         x=x,
         y=quantitative("high"),
         text=nominal("text"),

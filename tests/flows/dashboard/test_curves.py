@@ -44,6 +44,14 @@ def test_a_click_in_the_legend_hides_a_run_and_the_plot_keeps_its_height():
     assert "transform" not in one
 
 
+@pytest.mark.parametrize(("names", "columns"), [(("reward_answer", "kl"), 2), (("reward_answer", "reward_follow"), 1)])
+def test_long_names_stand_below_each_other_in_a_legend(names, columns):
+    """Beside each other the edge of a phone cuts the second."""
+    rows = [row for name in names for row in curve_of(name, 5)]
+    spec = chart(rows, {"e1": Line("this run", "r", "align")}).spec
+    assert [layer["encoding"]["color"]["legend"]["columns"] for layer in spec["layer"]] == [columns] * 2
+
+
 def test_axes_are_logarithmic_in_each_direction_where_all_values_allow_it():
     rows = [row | {"low": 1.0, "value": 1.0, "high": 2.0} for row in curve_of("loss", 5)]
     lines = {"e1": Line("this run", "r", "pretrain")}

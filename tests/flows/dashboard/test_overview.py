@@ -13,6 +13,7 @@ from nautile.flows.dashboard.overview import (
     budgets,
     difference,
     evaluation_folders,
+    ladder_chart,
     ladder_of,
     table_of_runs,
     verdict,
@@ -243,6 +244,13 @@ def test_the_ladder_of_an_evaluation_that_was_made_again_is_the_new_one(store, m
         folder = str(published(store, "evaluation", "again", files, supersede=True).path)
         shown.append((ladder_of({"pretrain": folder})["scores"], difference(folder, folder, "n")))
     assert shown == [({"pretrain": {"count": 1}}, 1), ({"pretrain": {"count": 2}}, 2)]
+
+
+def test_the_figures_above_the_bars_are_legible_on_a_dark_page():
+    """Streamlit colours axes and titles, and leaves the texts among the marks black."""
+    stages = [{"stage": "pretrain", "title": "Held out", "paper": 28.0, "score": None}]
+    texts = [layer["mark"] for layer in ladder_chart({"stages": stages}).spec["layer"] if "text" in layer["encoding"]]
+    assert [mark["color"] for mark in texts] == [figures.shade("#262730", "#e6edf3")]
 
 
 def test_a_stage_that_made_no_update_needs_a_person(store, monkeypatch):
