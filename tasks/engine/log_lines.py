@@ -9,8 +9,9 @@ from pathlib import Path
 
 MOST_WARNINGS = 50  # of an attempt; a stage that warns of every row must not fill Prefect's database
 MOST_BYTES = 1 << 20  # of one look; more has more warnings than are shown
-# As `logging.basicConfig` of `tasks.engine.child_main` writes them: date, time, level, logger.
-_WARNING = re.compile(r"\S+ \S+ (?P<line>(?:WARNING|ERROR|CRITICAL) .+)")
+# As `logging.basicConfig` of `tasks.engine.child_main` writes them: date, time, level, logger. Not the error that ends
+# the process, by its own logger: whoever repeats these lines says it as the reason of the failure.
+_WARNING = re.compile(r"\S+ \S+ (?P<line>(?!ERROR nautile\.tasks\.engine\.child_main:)(?:WARNING|ERROR|CRITICAL) .+)")
 
 
 class WarningsOf:

@@ -12,7 +12,7 @@ from prefect.context import TaskRunContext
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.text import visible
 from nautile.store.layout import Layout
-from nautile.tasks.engine import prefect_task
+from nautile.tasks.engine import child_main, prefect_task
 from nautile.tasks.engine.errors import DASHBOARD_URL, StageCancelled, StageCrash
 from nautile.tasks.engine.log_lines import WarningsOf
 from nautile.tasks.engine.prefect_task import _TaskRunPage
@@ -102,6 +102,15 @@ def test_of_a_log_that_warns_of_every_row_fifty_warnings_are_repeated(tmp_path):
     assert len(lines := warnings.new()) == 51
     assert (lines[0], lines[-1]) == ("WARNING of row 0", f"more warnings follow in {log}")
     assert warnings.new() == []
+
+
+def test_the_error_that_ends_a_process_is_no_warning_of_it(tmp_path):
+    """It would stand twice: as a line of the log, and as the reason of the failure."""
+    log = tmp_path / "log.txt"
+    warnings = WarningsOf(log)
+    start = "2026-11-28 07:13:28,691 ERROR"
+    log.write_text(f"{start} {child_main.logger.name}: by zero\n{start} nautile.rl: a row\n")
+    assert warnings.new() == ["ERROR nautile.rl: a row"]
 
 
 def test_a_line_is_repeated_once_it_is_whole_and_one_without_an_end_is_passed(tmp_path):
