@@ -56,7 +56,7 @@ CheckpointArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="CHECKPOINT",
-        help="An artifact id, a folder, a stage (align), or OWNER/NAME of the Hub. Default: the newest in the store.",
+        help="An artifact id, a folder, a stage (align), or OWNER/NAME of the Hub. Default: the newest of no sweep.",
     ),
 ]
 RuntimeOption = Annotated[
