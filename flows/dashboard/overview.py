@@ -78,7 +78,7 @@ def page(chosen: ChosenRun | None) -> None:
         for item in attention(chosen):
             _show(item)
     gain, why = _difference(chosen, run_ladder, folders)
-    st.markdown(f"**{shared.escaped(verdict(run_ladder, gain))}**")
+    st.markdown(f"**{shared.escaped(verdict(run_ladder, gain, _score(chosen)))}**")
     controls(chosen)
     _figures(chosen, run_ladder, gain, why)
     if not ended_badly:
@@ -129,12 +129,11 @@ def _doing(step: StepState) -> str:
 def _figures(chosen: ChosenRun, run_ladder: Ladder | None, gain: Mapping[str, float] | None, why: str) -> None:
     """Draw the key figures: score, difference from the run before (or why there is none), speed, time, cost."""
     columns = st.columns(5)
-    last = last_measured(run_ladder)
+    score = _score(chosen)
     unscreened = run_ladder is not None and run_ladder["not_screened"]
-    score = chosen.state.score if chosen.state else None
     columns[0].metric(
-        "score" + (f", after {last[0]}" if last else "") + (f" ({NOT_SCREENED})" if unscreened else ""),
-        f"{100 * last[1]['accuracy']:.1f} %" if last else "not evaluated",
+        "score" + (f", after {score['after']}" if score else "") + (f" ({NOT_SCREENED})" if unscreened else ""),
+        f"{100 * score['accuracy']:.1f} %" if score else "not evaluated",
         f"{100 * score['gain']:+.1f} points over {score['over']}" if score and score["gain"] is not None else None,
         delta_color="off",
         delta_arrow="off",
@@ -164,6 +163,11 @@ def _figures(chosen: ChosenRun, run_ladder: Ladder | None, gain: Mapping[str, fl
     _money_figure(chosen, columns[4])
 
 
+def _score(chosen: ChosenRun) -> CatalogRow | None:
+    """The score of the run as everywhere else, from the catalog: the files of the evaluation may be gone."""
+    return chosen.state.score if chosen.state else None
+
+
 def _difference(
     chosen: ChosenRun, run_ladder: Ladder | None, folders: Mapping[str, str]
 ) -> tuple[dict[str, float] | None, str]:
@@ -173,7 +177,7 @@ def _difference(
     """
     last = last_measured(run_ladder)
     if run_ladder is None or last is None:
-        return None, "nothing was evaluated yet"
+        return None, "its answers are not here" if _score(chosen) else "nothing was evaluated yet"
     rows = shared.query(queries.RUNS_BEFORE, [chosen.run])
     own = (row for row in rows if (row["after"], row["benchmark"]) == (last[0], run_ladder["benchmark"]))
     earlier = next((row["earlier"] for row in own), None)
@@ -602,11 +606,19 @@ def _ladder_difference(before: str, after: str, benchmark: str, executions: list
     return comparison["benchmarks"].get(benchmark) if comparison else None
 
 
-def verdict(run_ladder: Ladder | None, before: Mapping[str, float] | None = None) -> str:
+def verdict(
+    run_ladder: Ladder | None, before: Mapping[str, float] | None = None, score: CatalogRow | None = None
+) -> str:
     """One sentence: whether the stages after pretraining made the model better.
 
-    `before`: the paired difference from the run before; where it is beyond chance, the sentence says so too.
+    `before`: the paired difference from the run before; where it is beyond chance, the sentence says so too. `score`:
+    that of the catalog, which stays when the files of an evaluation are gone.
     """
+    if last_measured(run_ladder) is None and score:
+        return (
+            f"{100 * score['accuracy']:.1f} % after {score['after']}. The files of its evaluation are not in this "
+            "store, so it is not known whether that is a gain beyond chance."
+        )
     words = _verdict(run_ladder)
     if before is None or before["low"] <= 0 <= before["high"]:
         return words

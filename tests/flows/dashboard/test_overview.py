@@ -190,6 +190,7 @@ def test_the_verdict_names_the_gain_only_where_it_is_beyond_chance():
     assert worse.endswith(" It is worse than the run before: -5.7 [-8.0, -3.4] points.")
     assert verdict(climbed(0.05, 0.15), {"lead": 0.01, "low": -0.01, "high": 0.03}) == verdict(climbed(0.05, 0.15))
     assert verdict(None) == "No stage has been evaluated yet, so it is not known whether the model got better."
+    assert verdict(None, score={"accuracy": 0.5, "after": "reason"}).startswith("50.0 % after reason. The files of")
 
 
 def test_a_score_of_zero_is_a_score(store, monkeypatch):
