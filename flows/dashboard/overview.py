@@ -798,9 +798,7 @@ def table_of_runs(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen
     runs = [row["run"] for row in summaries]
     scores = scores_of(shared.query, runs)
     costs = {row["run"]: row for row in shared.query(queries.RUN_COSTS, runs)}
-    before = {
-        (row["run"], row["after"], row["benchmark"]): row["before"] for row in shared.query(queries.RUNS_BEFORE, runs)
-    }
+    before = {(row["run"], row["after"], row["benchmark"]): row for row in shared.query(queries.RUNS_BEFORE, runs)}
     settings: dict[str, list[str | None]] = {}
     if fields:
         paths = [queries.json_path(field) for field in fields]
@@ -809,7 +807,9 @@ def table_of_runs(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen
     for row in summaries:
         run = row["run"]
         score = last_score(scores.get(run)) or {}
-        earlier = before.get((run, score["after"], score["benchmark"])) if score else None
+        other = before.get((run, score["after"], score["benchmark"]), {}) if score else {}
+        # A reused evaluation that is compared with itself would read as "no change".
+        earlier = other.get("before") if other.get("earlier") != score.get("evaluation") else None
         seconds = run_seconds(row, row["current_state"] in LIVE)
         changes = describe_changes(read_changes(row["changes"]))
         rows.append(

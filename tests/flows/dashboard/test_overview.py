@@ -153,10 +153,13 @@ def test_the_table_of_runs_has_changes_scores_settings_and_notes(store, monkeypa
             store, ["evaluate:pretrain"], run=run, state="done", started=started, settings=settings, changes=changes
         )
     write_row(store, "note", {"id": "r1", "text": "kept <b>", "tags": ["low"]})
+    attempted(store, "evaluate:pretrain", "reused", run="r3", reused=True, **made_by)
+    planned(store, ["evaluate:pretrain"], run="r3", state="done", started="2026-11-22T12:00:02+00:00")
     Catalog(store).ingest()
     monkeypatch.setenv("NAUTILE_STORE", str(store.root))
     rows = {row["show"]: row for row in table_of_runs(listed_runs(), ["reason.policy.steps", "no.such"], "r1")}
     first, second = rows["/?run=r1"], rows["/?run=r2"]
+    assert (rows["/?run=r3"]["score"], rows["/?run=r3"]["difference"]) == (12.5, None)  # the evaluation of r2
     assert (first["score"], first["after"], first["difference"]) == (50.0, "align", None)
     assert (second["score"], second["after"], second["difference"]) == (12.5, "pretrain", -12.5)
     assert (second["changed"], first["changed"]) == ("steps 30 -> 3", "")
