@@ -151,14 +151,14 @@ class Engine:
             self._fail_all(f"the engine has failed ({cause}); restart the server")
 
     def _compile(self) -> None:
-        """Compile the programs by running each on empty input, except the rarely used ones that score prompts."""
-        for length in self._programs.lengths:
-            for rows in (1, ROWS):
-                if self._stopping:
-                    return
-                # Before the engine is ready: compilation takes seconds, for which no request should wait.
-                prefilled, _ = self._prefill({(row,): row for row in range(rows)}, length, score=False)
-                self._fill(prefilled, [], [], [])
+        """Compile the programs, except the rarely used ones that score prompts.
+
+        Before the engine is ready: compilation takes seconds, for which no request should wait.
+        """
+        for empty in self._programs.prepare((1, ROWS)):
+            if self._stopping:
+                return
+            self._fill(empty, [], [], [])
         self._programs.advance(np.zeros(self.capacity, bool), STRIDE)
 
     def _wait_for_work(self) -> bool:

@@ -13,7 +13,7 @@ stride, N alternatives, and those of `model.decoding.cache`.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
@@ -403,6 +403,10 @@ class SlotPrograms(Protocol):
         """Allocate the slots. Called once, in the thread that calls the other methods."""
         ...
 
+    def prepare(self, rows: Sequence[int]) -> Iterator[Any]:
+        """Compile what prefills each number of `rows` prompts, one program at a time; yields what `fill` takes, empty."""
+        ...
+
     def prefill(self, tokens_BP: np.ndarray, lengths_B: np.ndarray, score: bool) -> tuple[Any, PrefillScores | None]:
         """Prefill right-aligned prompts; with `score` also return the log-probabilities of their tokens."""
         ...
@@ -433,13 +437,26 @@ class JaxSlots:
         buckets = length_buckets(config.context)
         self.lengths = buckets[: 1 + next(i for i, n in enumerate(buckets) if n >= (longest or config.context))]
         self._params, self._think_end = params, think_end
+        self._compiled: dict[tuple[int, ...], Any] = {}  # by the shape of the prompts
 
     def start(self) -> None:
         self._weights = decode_weights(self._params, self.config, transposed=True)
         self._slots = empty_slots(self.config, self.count)
 
+    def prepare(self, rows: Sequence[int]) -> Iterator[Any]:
+        # Compiled and not run: prompts that fill the context take a large model minutes on a CPU.
+        for length in self.lengths:
+            for count in rows:
+                tokens, lengths = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((count, length), (count,)))
+                lowered = prefill_prompts.lower(self._params, tokens, lengths, self.config, False)
+                self._compiled[count, length] = lowered.compile()
+                yield jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), lowered.out_info[0])
+
     def prefill(self, tokens_BP: np.ndarray, lengths_B: np.ndarray, score: bool) -> tuple[Any, PrefillScores | None]:
-        return prefill_prompts(self._params, jnp.asarray(tokens_BP), jnp.asarray(lengths_B), self.config, score)
+        prompts = jnp.asarray(tokens_BP), jnp.asarray(lengths_B)
+        if not score and (compiled := self._compiled.get(tokens_BP.shape)):
+            return compiled(self._params, *prompts)
+        return prefill_prompts(self._params, *prompts, self.config, score)
 
     def fill(self, prefilled: Any, source_R: np.ndarray, slots_R: np.ndarray, settings: SlotSettings) -> None:
         self._slots = fill_slots(self._slots, prefilled, source_R, slots_R, settings)

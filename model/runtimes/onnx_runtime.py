@@ -183,6 +183,9 @@ class OnnxSlots:
             bind(binding.bind_output, name, array[: self._rows])
         return _BoundStep(past, binding)
 
+    def prepare(self, rows: Sequence[int]) -> Iterator[Any]:
+        return iter(())  # nothing is compiled
+
     def prefill(
         self, tokens_BP: np.ndarray, lengths_B: np.ndarray, score: bool
     ) -> tuple[PromptState, PrefillScores | None]:

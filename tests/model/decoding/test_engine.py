@@ -248,12 +248,13 @@ def test_closing_waits_for_no_compilation(config, params, monkeypatch):
     client = Client(Engine(JaxSlots(params, config, STOPS, THINK_END, SLOTS), QUEUE))
     compiling, compiled, programs = threading.Event(), threading.Event(), []
 
-    def prefill(*_):
-        programs.append(compiling.set())
-        compiled.wait(60)
-        return None, None
+    def prepare(*_):
+        for _ in range(3):
+            programs.append(compiling.set())
+            compiled.wait(60)
+            yield
 
-    monkeypatch.setattr(client.engine._programs, "prefill", prefill)
+    monkeypatch.setattr(client.engine._programs, "prepare", prepare)
     monkeypatch.setattr(client.engine._programs, "fill", lambda *_: None)
     client.engine.start(client.listen)
     assert compiling.wait(60)
