@@ -49,18 +49,6 @@ _STEP = "{step}"  # the same as one word
 
 # Pipeline runs, those that were started or retried last first. (limit)
 RUNS = "SELECT * EXCLUDE (steps, settings) FROM runs WHERE pipeline ORDER BY newest DESC LIMIT ?"
-# Those with a text in the id, name, configuration, changes, note or tags, in another order; how many there are, in
-# `total`. What is shown of a run is computed only for those that are. (text, limit)
-LISTED_RUNS = """
-WITH listed AS (
-    SELECT r.run, count(*) OVER () AS total, row_number() OVER (ORDER BY {order} NULLS LAST) AS place
-    FROM runs r LEFT JOIN notes n ON n.id = r.run
-    WHERE pipeline AND contains(
-        lower(concat_ws(' ', r.run, r.name, r.config, r.changes::VARCHAR, n.text, n.tags::VARCHAR)), lower(?))
-    ORDER BY place LIMIT ?)
-SELECT r.* EXCLUDE (steps, settings), total FROM listed JOIN runs r USING (run) ORDER BY place
-"""
-RUN_ORDERS = {"newest": "r.newest DESC", "time": "r.seconds DESC", "name": "lower(r.name)"}
 # What the newest start of a run has recorded, NULL where none is recorded. (run)
 PLAN = "SELECT config, name, started, steps, settings, error FROM runs WHERE run = ?"
 STEPS = "SELECT * FROM steps WHERE run = ? ORDER BY begun, label"  # (run)

@@ -15,6 +15,7 @@ from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError
 from nautile.common.text import did_you_mean
 from nautile.data.tokens.losses import LOST
+from nautile.flows.listings import listed_artifacts
 from nautile.flows.operate.questions import waiting
 from nautile.flows.run_state import PLAN, reading
 from nautile.store.artifacts import Artifact, Store, short_id
@@ -34,17 +35,6 @@ if TYPE_CHECKING:  # imported by the functions that need them: they load every s
 
 VERIFYING = 4  # artifacts that are verified at a time
 READ_AGAIN = 5  # how often an artifact is verified that runs keep replacing
-
-SORTED_BY = {"created": "a.created DESC, a.id DESC", "bytes": "a.bytes DESC, a.id DESC"}
-# The last rows of the list, last first. (kind, kind, whether with superseded ones, text, limit)
-ARTIFACTS = """
-SELECT a.id, a.kind, a.key, a.superseded, a.stage, a.bytes, a.file_count AS files, a.created,
-    a.published_as AS execution, count(*) OVER () AS total
-FROM artifacts a LEFT JOIN (SELECT run, arg_max(name, started) AS name FROM plans GROUP BY run) p USING (run)
-WHERE (? IS NULL OR a.kind = ?) AND (a.superseded = 0 OR ?)
-    AND contains(lower(concat_ws(' ', a.id, a.label, a.run, p.name)), lower(?))
-ORDER BY {order} LIMIT ?
-"""
 
 
 def status(store: Store, config: "RunConfig") -> list[CatalogRow]:
@@ -133,12 +123,10 @@ def artifacts(
     """The last `most` artifacts of the list, from the catalog, a row each; and how many the list has.
 
     Oldest first, or with `sort="bytes"` smallest first. `superseded`: include replaced ones. `match`: only those with
-    this text in the id, the label of the step, or the id or name of the run.
+    all of its words in the id, the label of the step, or the id or name of the run.
     """
-    if sort not in SORTED_BY:
-        raise ConfigError(f"--sort {sort}: must be {' or '.join(SORTED_BY)}{did_you_mean(sort, SORTED_BY)}")
     with reading(store) as query:
-        found = query(ARTIFACTS.format(order=SORTED_BY[sort]), kind, kind, superseded, match, most)
+        found = listed_artifacts(query, match, kind=kind, replaced=superseded, order=sort, limit=most)
         kinds = set() if found else {row["kind"] for row in query("SELECT DISTINCT kind FROM artifacts")}
     # An empty list for a misspelt kind would read as an empty store.
     if kind and not found and kind not in kinds:
@@ -149,7 +137,8 @@ def artifacts(
     rows = []
     for row in reversed(found):
         folder = store.artifacts / row["kind"] / (row["key"] + (f".{row['superseded']}" if row["superseded"] else ""))
-        fields = {name: row[name] for name in ("id", "stage", "bytes", "files", "superseded", "key", "execution")}
+        fields = {name: row[name] for name in ("id", "stage", "bytes", "superseded", "key")}
+        fields |= {"files": row["file_count"], "execution": row["published_as"]}
         created = row["created"].replace(tzinfo=UTC).isoformat(timespec="microseconds")
         rows.append(fields | {"created": created, "path": str(folder), "at": _at(store, folder)})
     return rows, found[0]["total"] if found else 0

@@ -123,7 +123,7 @@ def artifacts(
     kind: Annotated[str | None, typer.Argument(metavar="KIND", help="tokens, checkpoint, evaluation, ...")] = None,
     superseded: Annotated[bool, typer.Option("--all", help="Include those that a forced run replaced.")] = False,
     match: Annotated[
-        str, typer.Option(metavar="TEXT", help="Only those with this text in the id, the step, or the run.")
+        str, typer.Option(metavar="TEXT", help="Only those with all of its words in the id, the step, or the run.")
     ] = "",
     sort: Annotated[str, typer.Option(metavar="FIELD", help="created, or bytes: the largest last.")] = "created",
     most: Annotated[

@@ -13,12 +13,11 @@ from nautile.common.errors import ConfigError
 from nautile.common.text import amount, chips_text, did_you_mean, dollars, duration, one_line, visible
 from nautile.configs.changes import Change, describe_changes, read_changes
 from nautile.flows.cli.tables import STATES, calls_text
+from nautile.flows.listings import listed_runs
 from nautile.flows.render import FittingTable, text_table
 from nautile.flows.run_state import (
-    LISTED_RUNS,
     LIVE,
     MOST_SEARCHED,
-    RUN_ORDERS,
     RUNS,
     RunState,
     StepState,
@@ -30,7 +29,6 @@ from nautile.flows.run_state import (
     run_named,
     run_state,
     scores_of,
-    state_of,
     time_left_text,
 )
 from nautile.store.artifacts import Store
@@ -90,22 +88,20 @@ def newest_run(store: Store) -> RunState | None:
         return run_state(store, query, live_run(runs, store, questions) or runs[0], questions)
 
 
-def list_runs(store: Store, most: int, match: str = "", sort: str = "newest") -> tuple[list[dict[str, Any]], int]:
-    """Rows of the first runs of the list, and how many the list has.
+def list_runs(
+    store: Store, most: int, match: str = "", sort: str = "newest", state: str | None = None
+) -> tuple[list[dict[str, Any]], int]:
+    """Rows of the first runs of the list, and how many the list has. `match`, `sort`, `state`: see `listed_runs`.
 
-    Steps are read only for live runs, whose progress they show. `match`: a text in the id, name, configuration, changes
-    or note. `sort`: see `RUN_ORDERS`.
+    Steps are read only for live runs, whose progress they show.
     """
-    if sort not in RUN_ORDERS:
-        raise ConfigError(f"--sort {sort}: must be {', '.join(RUN_ORDERS)}{did_you_mean(sort, RUN_ORDERS)}")
     rows = []
     with reading(store) as query:
-        questions = questions_by_run(store)
-        summaries = query(LISTED_RUNS.format(order=RUN_ORDERS[sort]), match, most)
+        summaries = listed_runs(store, query, match, state=state, order=sort, limit=most)
         scores = scores_of(query, [row["run"] for row in summaries])
+        questions = questions_by_run(store)
         for row in summaries:
-            state = state_of(row, store, questions)
-            if state in LIVE:
+            if (state := row["current_state"]) in LIVE:
                 rows.append(run_row(run_state(store, query, row, questions)))
             else:
                 rows.append(_ended_row(row, state, last_score(scores.get(row["run"]))))

@@ -108,13 +108,14 @@ def json_text(value: Any, *, ensure_ascii: bool = True) -> str:
     return controls_escaped(text)
 
 
-def listed_as(total: int, match: str, sort: str, default: str) -> list[str]:
+def listed_as(total: int, match: str, sort: str, default: str, state: str | None = None) -> list[str]:
     """The options that list all of a list of which only a part was shown."""
     return [
         "--most",
         str(total),
         *(["--match", match] if match else []),
         *(["--sort", sort] if sort != default else []),
+        *(["--state", state] if state else []),
     ]
 
 

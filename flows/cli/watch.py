@@ -138,26 +138,34 @@ def queued_text(row: dict[str, Any]) -> str:
 def runs(
     most: Annotated[int, typer.Option("--most", "--limit", "-n", min=1, help="Number of runs to list.")] = 20,
     match: Annotated[
-        str, typer.Option(metavar="TEXT", help="Only those with this text in id, name, configuration, changes or note.")
+        str,
+        typer.Option(
+            metavar="TEXT", help="Only those with all of its words in id, name, changes, state, note or tags."
+        ),
     ] = "",
-    sort: Annotated[str, typer.Option(metavar="ORDER", help="newest, time (the longest first), or name.")] = "newest",
+    sort: Annotated[
+        str, typer.Option(metavar="ORDER", help="newest, oldest, best, worst (score), time (longest first), or name.")
+    ] = "newest",
+    state: Annotated[
+        str | None, typer.Option(metavar="STATE", help="Only those in this state: running, failed, interrupted, ...")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List runs with their name, state, and changes from their base configuration."""
     from nautile.flows.cli.runs import list_runs, queued_rows, runs_table
 
     store = the_store()
-    rows, total = list_runs(store, most, match, sort)
+    rows, total = list_runs(store, most, match, sort, state)
     queued = _queued_runs(store)
-    waiting = [] if match else queued_rows(queued or [], rows)
+    waiting = [] if match or state not in (None, "queued") else queued_rows(queued or [], rows)
     if match and not rows and not as_json:
-        raise ConfigError(f"no run has {match!r} in its id, name, configuration, changes or note")
+        raise ConfigError(f"no run has {match!r} in its id, name, configuration, changes, state, note or tags")
     show_as([*waiting, *rows], as_json, runs_table)
     if queued is None:
         line = "the server of `nautile up` does not answer: runs that wait there for a process are not listed"
         console_for(stderr=True).print(line, style="yellow", soft_wrap=True)
     if len(rows) < total and not as_json:
-        command = shell_command("nautile", "runs", *listed_as(total, match, sort, "newest"))
+        command = shell_command("nautile", "runs", *listed_as(total, match, sort, "newest", state))
         console_for().print(f"{len(rows):,} of {total:,} runs: `{command}` lists all", style="dim", soft_wrap=True)
     _note_left_out(store)
 

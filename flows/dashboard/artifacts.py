@@ -16,6 +16,7 @@ from nautile.configs.changes import differences
 from nautile.flows.dashboard import cards, figures, queries, shared
 from nautile.flows.dashboard.graph import without_implied
 from nautile.flows.dashboard.shared import ChosenRun
+from nautile.flows.listings import listed_artifacts
 from nautile.store.catalog import CatalogRow
 from nautile.store.layout import Layout
 from nautile.store.manifest import short_commit
@@ -169,16 +170,14 @@ def storage(chosen: ChosenRun | None) -> None:
     left, right = st.columns([1, 2])
     kind = left.selectbox("Kind", kinds, key="kind", bind="query-params")
     search = right.text_input("Search", placeholder="id, stage or run", key="search", bind="query-params")
-    filter_kind = "" if kind == "all kinds" else kind
-    rows = shared.search_rows(
-        "artifacts",
-        queries.ARTIFACTS,
-        *(filter_kind, filter_kind, False, queries.words_of(search), []),
-        size=queries.LISTED,
-        unit="artifacts",
-    )
+    only = None if kind == "all kinds" else kind
+
+    def page_of(limit: int, offset: int) -> list[CatalogRow]:
+        return listed_artifacts(shared.query, search, kind=only, limit=limit, offset=offset)
+
+    rows = shared.paged_rows("artifacts", page_of, (only, search), size=queries.LISTED, unit="artifacts")
     table = pd.DataFrame([{**row, "lineage": shared.lineage_link(row["id"])} for row in rows], columns=_ORDER)
-    table["replaced"] = table["replaced"].map({True: "yes", False: ""})
+    table["superseded"] = table["superseded"].map(lambda number: "yes" if number else "")
     styled = table.style.format({"bytes": size, "file_count": "{:,}"})
     st.dataframe(
         styled, hide_index=True, width="stretch", column_config=_STORAGE_COLUMNS, alt="The artifacts of the store"
@@ -189,12 +188,13 @@ def storage(chosen: ChosenRun | None) -> None:
     )
 
 
-_ORDER = ("id", "stage", "created", "bytes", "file_count", "replaced", "lineage", "run")
+_ORDER = ("id", "stage", "created", "bytes", "file_count", "superseded", "lineage", "run")
 _STORAGE_COLUMNS = {
     "id": st.column_config.TextColumn("artifact"),
     "bytes": st.column_config.NumberColumn("size"),
     "created": st.column_config.DatetimeColumn("made (UTC)", format="YYYY-MM-DD HH:mm:ss"),
     "file_count": st.column_config.NumberColumn("files"),
+    "superseded": st.column_config.TextColumn("replaced"),
     "lineage": st.column_config.LinkColumn("lineage", display_text="open"),
 }
 

@@ -17,6 +17,7 @@ from nautile.evals.tables.results import GAIN, MISSING, ResultTable, table_1, ta
 from nautile.flows.dashboard import cards, figures, queries, samples, shared
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative, temporal
 from nautile.flows.dashboard.shared import ChosenRun
+from nautile.flows.listings import words_of
 from nautile.store.catalog import CatalogRow
 from nautile.store.mirror import open_store
 from nautile.tasks.engine.stage import stages_with
@@ -57,7 +58,7 @@ def page(chosen: ChosenRun | None) -> None:
     )
     # As many files of scores are read as a page of evaluations has, so that a page costs the same at every size.
     page_rows = shared.search_rows(
-        "history", queries.EVALUATIONS, queries.words_of(search), size=queries.LISTED, unit="evaluations"
+        "history", queries.EVALUATIONS, words_of(search), size=queries.LISTED, unit="evaluations"
     )
     listed = _with_scores(page_rows)
     _history([*listed, *(row for row in evaluations if row["id"] not in {other["id"] for other in listed})])

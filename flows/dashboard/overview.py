@@ -26,6 +26,7 @@ from nautile.flows.dashboard import cards, figures, queries, shared
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative, shade
 from nautile.flows.dashboard.graph import drawing
 from nautile.flows.dashboard.shared import CACHE_S, ChosenRun
+from nautile.flows.listings import listed_runs
 from nautile.flows.notes import read_note, write_note
 from nautile.flows.operate import questions, run_actions
 from nautile.flows.operate.notifications import NEAR_BUDGET
@@ -739,12 +740,15 @@ def show_runs(chosen: str | None) -> None:
         placeholder="search: name, change, state, tag, note",
         label_visibility="collapsed",
     )
-    sql = queries.found_runs(order or "newest first")
-    rows_of_page = shared.search_rows("runs", sql, queries.words_of(search), size=queries.LISTED, unit="runs")
-    if not rows_of_page:
+    order = queries.RUN_ORDERS[order or "newest first"]
+
+    def page_of(limit: int, offset: int) -> list[CatalogRow]:
+        return listed_runs(open_store(), shared.query, search, order=order, limit=limit, offset=offset)
+
+    summaries = shared.paged_rows("runs", page_of, (search, order), size=queries.LISTED, unit="runs")
+    if not summaries:
         st.caption("No run fits the search.")
         return
-    summaries = shared.with_states(rows_of_page)
     changed = [change.field for row in summaries for change in read_changes(row["changes"])]
     parameters = left.multiselect(
         "Settings shown",
@@ -794,7 +798,7 @@ _RUN_COLUMNS = {
 
 
 def table_of_runs(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | None) -> list[dict[str, Any]]:
-    """The rows of the table for rows of `queries.found_runs`. `fields`: paths of settings to add as columns."""
+    """The rows of the table for rows of `listed_runs`. `fields`: paths of settings to add as columns."""
     runs = [row["run"] for row in summaries]
     scores = scores_of(shared.query, runs)
     costs = {row["run"]: row for row in shared.query(queries.RUN_COSTS, runs)}

@@ -6,8 +6,7 @@ thousand.
 
 from pathlib import Path
 
-from nautile.configs.stages import TRAINED
-from nautile.evals.benchmarks.titles import TABLE_1
+from nautile.flows.listings import FITS
 
 LISTED = 50  # entries of a page of runs, artifacts or evaluations, and of a picker; a search finds the others
 # Its row of `run_state.RUNS`. (run)
@@ -64,32 +63,14 @@ FROM calls WHERE list_contains(?, execution) GROUP BY ALL ORDER BY ALL
 CALL_STATUSES = """
 SELECT endpoint, status, count(*) AS attempts FROM calls WHERE list_contains(?, execution) GROUP BY ALL ORDER BY ALL
 """
-# Whether a text in lower case, in place of the braces, contains all words of a search. (words)
-_FITS = "len(list_filter(?::VARCHAR[], lambda word: NOT contains({}, word))) = 0"
-# A page of the pipeline runs that fit a search over name, settings that were changed, state, tags and note: the columns
-# of `run_state.RUNS`, the note, and the `total` number of those that fit. `score`: see `_LAST_SCORES`.
-_FOUND_RUNS = f"""
-WITH scored AS ({{scores}})
-SELECT r.* EXCLUDE (steps, settings), n.text AS note, n.tags, count(*) OVER () AS total
-FROM runs r LEFT JOIN notes n ON n.id = r.run LEFT JOIN scored USING (run)
-WHERE pipeline AND {_FITS.format("lower(concat_ws(' ', run, name, config, state, changes, n.text, n.tags))")}
-ORDER BY {{order}}, newest DESC, run LIMIT ? OFFSET ?
-"""
-# The score of each run as `run_state.last_score` has it: after its last stage that was evaluated, on the first of the
-# benchmarks that it was evaluated on. A template; the lists are constants of the code.
-_LAST_SCORES = """
-SELECT run, arg_max(value, {{
-    benchmark: -list_position({benchmarks}, benchmark), stage: list_position({stages}, after)}}) AS score
-FROM scores WHERE figure = 'accuracy' AND list_contains({benchmarks}, benchmark) AND list_contains({stages}, after)
-GROUP BY run
-"""
-_NO_SCORES = "SELECT NULL::VARCHAR AS run, NULL::DOUBLE AS score WHERE false"
-RUN_ORDERS = {  # fixed values, because they are inserted into the SQL
-    "newest first": "newest DESC",
-    "oldest first": "newest",
-    "highest score": "score DESC NULLS LAST",
-    "lowest score": "score NULLS LAST",
-    "longest": "seconds DESC NULLS LAST",
+# Name on the page -> order of `listings.RUN_ORDERS`.
+RUN_ORDERS = {
+    "newest first": "newest",
+    "oldest first": "oldest",
+    "highest score": "best",
+    "lowest score": "worst",
+    "longest": "time",
+    "by name": "name",
 }
 # The runs that may be live by their record, however old, and those that wait for an answer. (runs that wait)
 LIVE_RUNS = """
@@ -105,16 +86,6 @@ WITH placed AS (
     FROM scores s JOIN runs r USING (run) WHERE r.pipeline AND figure = 'accuracy'
     WINDOW own AS (PARTITION BY after, benchmark ORDER BY r.newest, s.run))
 SELECT * FROM placed WHERE list_contains(?, run)
-"""
-# A page of the artifacts of a kind (or of all for "") whose id, stage, label or run fits a search, newest first, with
-# the `total` number of those that fit; those of the executions come first. With `true`, replaced ones are left out.
-# (kind, kind, leave out, words, executions, limit, offset)
-ARTIFACTS = f"""
-SELECT id, kind, stage, created, bytes, file_count, superseded > 0 AS replaced, execution, run,
-    count(*) OVER () AS total FROM artifacts
-WHERE (? = '' OR kind = ?) AND NOT (? AND superseded > 0)
-    AND {_FITS.format("lower(concat_ws(' ', id, stage, label, run))")}
-ORDER BY list_contains(?::VARCHAR[], execution) DESC, created DESC, id LIMIT ? OFFSET ?
 """
 ARTIFACT = "SELECT id, execution FROM artifacts WHERE id = ?"  # (id)
 # The artifacts of executions, oldest first, with facts and configuration as JSON. (executions)
@@ -137,7 +108,7 @@ EVALUATION = f"{_EVALUATIONS} AND a.id = ?"  # (id)
 # A page of those that fit a search over id, configuration, stage and run, newest first, with their `total` number.
 # (words, limit, offset)
 EVALUATIONS = f"""
-{_EVALUATIONS} AND {_FITS.format("lower(concat_ws(' ', a.id, e.config, e.label, a.run))")}
+{_EVALUATIONS} AND {FITS.format("concat_ws(' ', a.id, e.config, e.label, a.run)")}
 ORDER BY a.created DESC, a.id LIMIT ? OFFSET ?
 """
 RUN_NAMES = "SELECT run, coalesce(name, config) AS name, begun FROM runs WHERE list_contains(?, run)"  # (runs)
@@ -252,25 +223,9 @@ _FILE_STEPS = _STEPS.replace(" AS step", " + 1 AS step")
 _NO_STEPS = "NULL::BIGINT AS round, NULL::BIGINT AS step"
 
 
-def found_runs(order: str = "newest first") -> str:
-    """SQL for a page of the pipeline runs that fit a search, in one of `RUN_ORDERS`.
-
-    Parameters: the words of the search in lower case (`words_of`), rows per page, first row.
-    """
-    scores = _NO_SCORES
-    if "score" in RUN_ORDERS[order]:  # reading all scores takes longer than all else
-        scores = _LAST_SCORES.format(benchmarks=list(TABLE_1), stages=list(TRAINED))
-    return _FOUND_RUNS.format(order=RUN_ORDERS[order], scores=scores)
-
-
 def json_path(field: str) -> str:
     """The path of a setting in its JSON: `ingest.sources.1.path` is `$.ingest.sources[1].path`."""
     return "$" + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in field.split("."))
-
-
-def words_of(search: str) -> list[str]:
-    """The words of a search, in lower case, each of which must be found. Arrows and other signs are no words."""
-    return [word for word in search.lower().split() if any(map(str.isalnum, word))]
 
 
 def texts(source: str, order: str = "as they came", which: str = "any") -> str:

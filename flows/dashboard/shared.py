@@ -11,7 +11,7 @@ import re
 import string
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from nautile.common.files import read_json
 from nautile.common.text import visible
 from nautile.configs.changes import describe_changes, read_changes
 from nautile.flows.dashboard import queries
+from nautile.flows.listings import listed_artifacts, listed_runs
 from nautile.flows.operate import run_actions
 from nautile.flows.run_state import (
     LIVE,
@@ -155,11 +156,11 @@ def live_runs() -> list[str]:
 
 def run_titles(search: str = "", wanted: Sequence[str] = ()) -> tuple[dict[str, str], int]:
     """Run id -> its title: the newest `LISTED` that fit the search, and the `wanted` ones; and how many fit it."""
-    rows = query(queries.found_runs(), queries.words_of(search), queries.LISTED, 0)
+    rows = listed_runs(open_store(), query, search, limit=queries.LISTED)
     total = rows[0]["total"] if rows else 0
     listed = {row["run"] for row in rows}
     more = [row for run in dict.fromkeys(wanted) if run not in listed for row in query(queries.ONE_RUN, run)]
-    return {row["run"]: _title(row) for row in with_states([*more, *rows])}, total
+    return {row["run"]: _title(row) for row in [*with_states(more), *rows]}, total
 
 
 def run_names(runs: Sequence[str]) -> dict[str, str]:
@@ -295,8 +296,7 @@ def choose_artifact(
     """
 
     def rows_of(search: str) -> list[CatalogRow]:
-        words = queries.words_of(search)
-        return query(queries.ARTIFACTS, kind, kind, not replaced, words, list(first), queries.LISTED, 0)
+        return listed_artifacts(query, search, kind=kind or None, replaced=replaced, first=first, limit=queries.LISTED)
 
     rows = rows_of("")
     if not rows:
@@ -322,17 +322,36 @@ def search_rows(
     name: str, sql: str, *parameters: Any, size: int, files: bool = False, unit: str = "texts"
 ) -> list[CatalogRow]:
     """Draw the paging buttons of a query with a `total`, `LIMIT` and `OFFSET`; returns the rows of the page shown."""
-    # The page number belongs to one query: another search or filter begins at page 1.
-    key, identity = f"page-{name}", (sql, repr(parameters))
+
+    def page_of(limit: int, offset: int) -> list[CatalogRow]:
+        return query(sql, *parameters, limit, offset, files=files)
+
+    return paged_rows(name, page_of, (sql, *parameters), size=size, unit=unit)
+
+
+def paged_rows(
+    name: str,
+    page_of: Callable[[int, int], list[CatalogRow]],
+    search: Sequence[Any],
+    *,
+    size: int,
+    unit: str,
+) -> list[CatalogRow]:
+    """Draw the paging buttons of a list; returns the rows of the page shown.
+
+    `page_of`: (limit, offset) -> rows, each with the `total`. `search`: what it looks for.
+    """
+    # The page number belongs to one search: another one begins at page 1.
+    key, identity = f"page-{name}", repr(search)
     page = int(st.session_state[key][1]) if st.session_state.get(key, (None, 0))[0] == identity else 0
 
     def turn(to: int) -> None:
         st.session_state[key] = (identity, to)
 
-    rows = query(sql, *parameters, size, page * size, files=files)
+    rows = page_of(size, page * size)
     if not rows and page:  # there are fewer rows than before
         page = 0
-        rows = query(sql, *parameters, size, 0, files=files)
+        rows = page_of(size, 0)
     count = rows[0]["total"] if rows else 0
     last = max(1, -(-count // size))
     if last == 1:

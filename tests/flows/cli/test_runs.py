@@ -104,6 +104,8 @@ def test_lists_are_searched_and_sorted(store, command_line, monkeypatch):
     assert listed("runs", "--sort", "name") == ["Alpha", "beta", "gamma"]
     for text, found in (("ALPH", "Alpha"), ("r0", "beta"), ("71", "Alpha"), ("paper", "gamma")):
         assert listed("runs", "--match", text) == [found]
+    assert listed("runs", "--match", "Paper gamma") == ["gamma"]
+    assert listed("runs", "--sort", "oldest") == ["beta", "Alpha", "gamma"]
     assert listed("runs", "--match", "100%") == []
     code, _, err = command_line("runs", "--match", "100%")
     assert (code, "no run has '100%'" in err) == (2, True)
@@ -114,9 +116,26 @@ def test_lists_are_searched_and_sorted(store, command_line, monkeypatch):
     ids = [f"tokens/{key_of(name)[:12]}" for name in ("beta", "Alpha", "gamma")]
     assert listed("artifacts", "--sort", "bytes") == ids[::-1]
     assert listed("artifacts", "tokens", "--match", "gamma") == listed("artifacts", "--match", "r2") == ids[2:]
-    for command in ("runs", "artifacts"):
-        code, _, err = command_line(command, "--sort", "nam")
-        assert (code, err.startswith("--sort nam: must be")) == (2, True)
+    for command, option in (("runs", "--sort"), ("artifacts", "--sort"), ("runs", "--state")):
+        code, _, err = command_line(command, option, "nam")
+        assert (code, err.startswith(f"{option} nam: must be")) == (2, True)
+
+
+def test_runs_are_found_by_the_state_that_is_shown(store, command_line, monkeypatch):
+    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
+    for name, state in (("ended", "done"), ("killed", "running")):  # its process, which has recorded no end, is gone
+        write_row(
+            store,
+            "plan",
+            PLAN | {"id": name, "run": name, "name": name, "state": state, "started": now(), "host": host()},
+        )
+
+    def listed(*words):
+        return [row["name"] for row in json.loads(command_line("runs", *words, "--json")[1])]
+
+    assert listed("--state", "interrupted") == listed("--match", "interrupted") == ["killed"]
+    assert listed("--state", "running") == listed("--match", "running") == []
+    assert listed("--state", "done") == ["ended"]
 
 
 @pytest.mark.parametrize(("state", "resume"), [("done", None), ("failed", "nautile run toy")])

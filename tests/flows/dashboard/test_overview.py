@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from nautile.common.files import read_json, write_json
+from nautile.flows import listings
 from nautile.flows.dashboard import figures
 from nautile.flows.dashboard.graph import columns_of, drawing, edges_of
 from nautile.flows.dashboard.overview import (
@@ -18,12 +19,13 @@ from nautile.flows.dashboard.overview import (
     table_of_runs,
     verdict,
 )
-from nautile.flows.dashboard.queries import LISTED, found_runs
-from nautile.flows.dashboard.shared import STATE_MARKS, chosen_run, query, with_states
+from nautile.flows.dashboard.queries import LISTED
+from nautile.flows.dashboard.shared import STATE_MARKS, chosen_run, query
 from nautile.flows.run_state import StepState
 from nautile.store.catalog import Catalog
 from nautile.store.events import EventWriter
 from nautile.store.manifest import now
+from nautile.store.mirror import open_store
 from nautile.tasks.engine.attempt_log import write_row
 from nautile.tasks.engine.errors import StageCrash
 from nautile.tasks.engine.progress import LATE_S, write_retry_note
@@ -45,7 +47,7 @@ def evaluated(store, word, share, files=None, **fields):
 
 def listed_runs():
     """The first page of the table of runs."""
-    return with_states(query(found_runs(), [], LISTED, 0))
+    return listings.listed_runs(open_store(), query, limit=LISTED)
 
 
 def cards(shown):
