@@ -24,6 +24,7 @@ from nautile.configs.stages import TRAINED
 from nautile.data.tokens.losses import LOST
 from nautile.evals.benchmarks.titles import TABLE_1
 from nautile.flows.operate.questions import waiting
+from nautile.store import views
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import Catalog, CatalogRow
 from nautile.store.events import read_live
@@ -51,16 +52,16 @@ _STEP = "{step}"  # the same as one word
 RUNS = "SELECT * EXCLUDE (steps, settings) FROM runs WHERE pipeline ORDER BY newest DESC LIMIT ?"
 # What the newest start of a run has recorded, NULL where none is recorded. (run)
 PLAN = "SELECT config, name, started, steps, settings, error FROM runs WHERE run = ?"
-STEPS = "SELECT * FROM steps WHERE run = ? ORDER BY begun, label"  # (run)
+STEPS = f"SELECT * FROM {views.STEPS.of('run = ?')} ORDER BY begun, label"  # (run)
 # How long each step took at its last complete execution, preferably with this configuration. (config)
 LAST_TIMES = """
 SELECT label, arg_max(seconds, (config IS NOT DISTINCT FROM ?, ended)) AS seconds FROM executions WHERE made
 GROUP BY label
 """
 # The strict accuracies in the evaluations of runs, after a stage each. (runs, stages)
-SCORES = """
-SELECT run, after, benchmark, value AS accuracy, over, gain, not_screened, evaluation FROM scores
-WHERE list_contains(?, run) AND figure = 'accuracy' AND list_contains(?, after)
+SCORES = f"""
+SELECT run, after, benchmark, value AS accuracy, over, gain, not_screened, evaluation
+FROM {views.SCORES.of("list_contains(?, run)")} WHERE figure = 'accuracy' AND list_contains(?, after)
 """
 # Pairs of executions where one reads an output of the other, for a run without a plan. (executions)
 READS = """

@@ -13,7 +13,10 @@ from nautile.store.schema import TABLES
 
 @dataclass(frozen=True)
 class CatalogView:
-    """A view of the catalog: its name, its query, and the columns that identify a row."""
+    """A view of the catalog: its name, its query, and the columns that identify a row.
+
+    Where a query has the condition `_ALL_RUNS`, `of` replaces it.
+    """
 
     name: str
     key: tuple[str, ...]
@@ -22,6 +25,17 @@ class CatalogView:
     def create(self) -> str:
         """The CREATE VIEW statement."""
         return f"CREATE VIEW {self.name} AS {self.query}"
+
+    def of(self, condition: str) -> str:
+        """The rows of the view of the runs with a condition on `run`, as a subquery.
+
+        The same rows as with `WHERE condition` behind the view, at a cost that does not grow with the other runs:
+        DuckDB does not pass such a condition down to tables that are joined with what it chooses.
+        """
+        return f"({self.query.replace(_ALL_RUNS, condition)})"
+
+
+_ALL_RUNS = "run IS NOT NULL"
 
 
 # An execution is the work on one key from its first attempt to its last. A reuse is an attempt's row too, but no work.
@@ -48,29 +62,35 @@ def _with_step(table: str) -> CatalogView:
     return CatalogView(table, ("id",), query)
 
 
-# Accelerators of an execution, as its child process found them, and the price of one for a second. Nothing of a CPU.
-_CHIPS = """
+# Accelerators of an execution, as its child process found them, and the price of one for a second, nothing of a CPU;
+# and its endpoint calls: `dollars` is certain, `unknown_dollars` may be added by lost replies. In the braces, what
+# chooses the executions before their rows are grouped.
+_SPENT_BY_EXECUTION = """
 chips AS (
     SELECT execution, arg_max(value, time) FILTER (name = 'system/chips') AS chips,
         arg_max(value, time) FILTER (name = 'system/dollars_per_chip_hour') / 3600 AS rate
-    FROM recorded.metrics WHERE name IN ('system/chips', 'system/dollars_per_chip_hour') GROUP BY execution)
-"""
-# What an execution cost. Endpoint calls: `dollars` is certain, `unknown_dollars` may be added by lost replies.
-# Accelerators: `chip_hours` and `chip_dollars`, wall time of its ended attempts; NULL on a CPU, or without a price.
-COSTS = CatalogView(
-    "costs",
-    ("execution",),
-    f"""
-WITH {_CHIPS},
+    FROM recorded.metrics {chosen}
+    WHERE name IN ('system/chips', 'system/dollars_per_chip_hour') GROUP BY execution),
 asked AS (
     SELECT execution, count(*) AS calls, count(*) FILTER (coalesce(cached, false)) AS cached,
         sum(tokens_in) AS tokens_in, sum(tokens_out) AS tokens_out, sum(dollars) AS dollars,
         sum(TRY_CAST(fields->>'unknown_dollars' AS DOUBLE)) AS unknown_dollars
-    FROM recorded.calls GROUP BY execution),
+    FROM recorded.calls {chosen} GROUP BY execution)
+"""
+# What an execution cost. Accelerators: `chip_hours` and `chip_dollars`, wall time of its ended attempts; NULL on a CPU,
+# or without a price. Grouped and not joined, so that a condition on the execution reaches the tables.
+COSTS = CatalogView(
+    "costs",
+    ("execution",),
+    f"""
+WITH {_SPENT_BY_EXECUTION.format(chosen="")},
 occupied AS (
     SELECT execution, seconds * chips / 3600 AS chip_hours, seconds * chips * rate AS chip_dollars
     FROM chips JOIN executions USING (execution))
-SELECT * FROM asked FULL JOIN occupied USING (execution)
+SELECT execution, max(calls) AS calls, max(cached) AS cached, max(tokens_in) AS tokens_in,
+    max(tokens_out) AS tokens_out, max(dollars) AS dollars, max(unknown_dollars) AS unknown_dollars,
+    max(chip_hours) AS chip_hours, max(chip_dollars) AS chip_dollars
+FROM (FROM asked UNION ALL BY NAME FROM occupied) GROUP BY execution
 """,
 )
 # A step that a run has begun: its last attempt, and the attempts, time and calls of all that the run itself did for it.
@@ -79,13 +99,13 @@ STEPS = CatalogView(
     "steps",
     ("run", "label"),
     f"""
-WITH {_CHIPS},
-mine AS (
+WITH mine AS (
     SELECT *, bool_or(state = 'done') OVER (PARTITION BY run, label, execution) AS made_here FROM attempts
-    WHERE run IS NOT NULL),
+    WHERE {_ALL_RUNS}),
 own AS (
     SELECT * EXCLUDE (reused), coalesce(reused, false) AS reused FROM mine
     WHERE NOT (coalesce(reused, false) AND coalesce(made_here, false))),
+{_SPENT_BY_EXECUTION.format(chosen="SEMI JOIN own USING (execution)")},
 tries AS (
     SELECT run, label, count(*) FILTER (NOT reused) AS attempts, sum(seconds) AS seconds, min(started) AS begun,
         max(peak_bytes) AS peak_bytes, sum(seconds * chips / 3600) FILTER (NOT reused) AS chip_hours,
@@ -94,7 +114,7 @@ tries AS (
 paid AS (
     SELECT run, label, reused, sum(calls)::BIGINT AS calls, sum(cached)::BIGINT AS cached, sum(dollars) AS dollars,
         sum(unknown_dollars) AS unknown_dollars
-    FROM (SELECT DISTINCT run, label, reused, execution FROM own) JOIN costs USING (execution) GROUP BY ALL)
+    FROM (SELECT DISTINCT run, label, reused, execution FROM own) JOIN asked USING (execution) GROUP BY ALL)
 SELECT m.run, m.label, m.stage, m.state, m.reused, t.attempts, t.begun, m.started, m.ended, t.seconds, t.peak_bytes,
     p.dollars, p.unknown_dollars, p.calls, p.cached, t.chip_hours, t.chip_dollars, m.key, m.execution, m.outputs,
     m.error, m.exit_code, m.commit, m.host, m.config
@@ -145,28 +165,32 @@ SELECT *, if(ended < begun, 0, epoch(ended) - epoch(begun)) AS seconds FROM know
 SCORES = CatalogView(
     "scores",
     ("run", "label", "benchmark", "figure"),
-    """
+    f"""
 WITH evaluated AS (
     SELECT run, label, split_part(label, ':', 2) AS after, execution, started FROM attempts
-    WHERE run IS NOT NULL AND stage = 'evaluate' AND state IN ('done', 'reused')
+    WHERE {_ALL_RUNS} AND stage = 'evaluate' AND state IN ('done', 'reused')
     QUALIFY row_number() OVER (PARTITION BY run, label ORDER BY started DESC, time DESC) = 1),
 measured AS (
     SELECT execution, part.benchmark, part.figure, value FROM (
         SELECT execution, value, time, regexp_extract(name, '^evaluate/(.+)/([^/]+)$', ['benchmark', 'figure']) AS part
-        FROM recorded.metrics WHERE regexp_matches(name, '^evaluate/.+/[^/]+$') AND isfinite(value))
+        FROM recorded.metrics SEMI JOIN evaluated USING (execution)
+        WHERE starts_with(name, 'evaluate/') AND regexp_matches(name, '^evaluate/.+/[^/]+$') AND isfinite(value))
     QUALIFY row_number() OVER (PARTITION BY execution, part ORDER BY time DESC) = 1),
+planned AS (
+    SELECT run, json_extract_string(steps, '$[*].label') AS labels FROM plans SEMI JOIN evaluated USING (run)
+    QUALIFY row_number() OVER (PARTITION BY run ORDER BY started DESC, time DESC) = 1),
 placed AS (
     SELECT e.run, e.label, e.after, m.benchmark, m.figure, m.value, execution, a.id AS evaluation, e.started,
-        list_position(json_extract_string(r.steps, '$[*].label'), e.after) AS place,
+        list_position(p.labels, e.after) AS place,
         TRY_CAST(a.facts->>'samples' AS BIGINT) - coalesce(TRY_CAST(a.facts->>'left_out' AS BIGINT), 0) AS graded,
         a.facts->'not_screened'->>m.benchmark AS not_screened
     FROM evaluated e JOIN measured m USING (execution)
     LEFT JOIN (
         SELECT execution, arg_min(id, superseded) AS id, arg_min(facts, superseded) AS facts FROM artifacts
-        WHERE kind = 'evaluation' GROUP BY execution) a USING (execution)
-    LEFT JOIN runs r ON r.run = e.run),
+        SEMI JOIN evaluated USING (execution) WHERE kind = 'evaluation' GROUP BY execution) a USING (execution)
+    LEFT JOIN planned p ON p.run = e.run),
 compared AS (
-    SELECT *, CASE WHEN place IS NOT NULL THEN lag({after: after, value: value, graded: graded}) OVER (
+    SELECT *, CASE WHEN place IS NOT NULL THEN lag({{after: after, value: value, graded: graded}}) OVER (
         PARTITION BY run, benchmark, figure, place IS NULL ORDER BY place) END AS prior FROM placed)
 SELECT run, label, after, benchmark, figure, value, prior.after AS over,
     CASE WHEN graded IS NOT DISTINCT FROM prior.graded THEN value - prior.value END AS gain, not_screened,
@@ -181,7 +205,8 @@ RELATIONS = {table.name: table.key for table in TABLES} | {view.name: view.key f
 # Time, memory and cost of executions. (executions)
 SPENT = """
 SELECT execution, attempts, seconds, peak_bytes, dollars, chip_hours, chip_dollars
-FROM executions LEFT JOIN costs USING (execution) WHERE list_contains(?, execution)
+FROM (FROM executions WHERE list_contains($1, execution))
+LEFT JOIN (FROM costs WHERE list_contains($1, execution)) USING (execution)
 """
 # The newest attempt at each of the keys. A reuse says nothing about how the work went. (keys)
 LAST_ATTEMPTS = """
@@ -230,8 +255,12 @@ MACROS = (LINEAGE, LINEAGE_FILES, LINEAGE_CALLS)
 # For `Catalog.lineage`: a row for each artifact and use, with the number of endpoint calls of its execution, the number
 # of those that were answered from the reply cache, and the name of the configuration whose run made it.
 LINEAGE_WITH_CALLS = """
+WITH made_from AS MATERIALIZED (FROM lineage(?)),
+asked AS (
+    SELECT execution, count(*) AS calls, count(*) FILTER (coalesce(cached, false)) AS cached
+    FROM recorded.calls SEMI JOIN made_from USING (execution) GROUP BY execution)
 SELECT l.*, coalesce(c.calls, 0) AS calls, coalesce(c.cached, 0) AS cached_calls, e.config AS configuration
-FROM lineage(?) l LEFT JOIN costs c USING (execution) LEFT JOIN executions e USING (execution)
+FROM made_from l LEFT JOIN asked c USING (execution) LEFT JOIN executions e USING (execution)
 ORDER BY l.depth, l.kind, l.id
 """
 

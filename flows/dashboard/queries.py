@@ -7,6 +7,7 @@ thousand.
 from pathlib import Path
 
 from nautile.flows.listings import FITS
+from nautile.store import views
 
 LISTED = 50  # entries of a page of runs, artifacts or evaluations, and of a picker; a search finds the others
 # Its row of `run_state.RUNS`. (run)
@@ -120,9 +121,9 @@ WHERE list_contains(?, run)
 # The whole settings of runs, as JSON; without those that recorded none. (runs)
 WHOLE_SETTINGS = "SELECT run, settings FROM runs WHERE settings IS NOT NULL AND list_contains(?, run)"
 # What runs paid themselves, without reused steps. (runs)
-RUN_COSTS = """
-SELECT run, sum(dollars) AS dollars, sum(chip_dollars) AS chip_dollars FROM steps
-WHERE list_contains(?, run) AND NOT reused GROUP BY run
+RUN_COSTS = f"""
+SELECT run, sum(dollars) AS dollars, sum(chip_dollars) AS chip_dollars FROM {views.STEPS.of("list_contains(?, run)")}
+WHERE NOT reused GROUP BY run
 """
 # A page of estimates and single uses of a model, which are no pipeline runs, newest first. (limit, offset)
 OTHER_WORK = """
