@@ -14,14 +14,13 @@ from uuid import UUID
 from nautile.common.errors import ConfigError
 from nautile.common.files import read_json
 from nautile.common.text import did_you_mean, visible
-from nautile.flows.run_state import RUNS, live_run, questions_by_run, run_named
+from nautile.flows.run_state import live_or_newest, live_run, questions_by_run, reading, run_named
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
 from nautile.store.manifest import RUN
 from nautile.tasks.engine.fanout import item_logs
 
 POLL_S = 0.3
-MOST_RUNS = 1000  # newest runs, among which a live one is looked for
 _BLOCK = 1 << 20  # bytes per read
 _Read = dict[str, int]  # execution -> bytes of its log that were read
 # Newest first, but plans (`nautile plan`) after all others, so that they are never the default.
@@ -167,13 +166,14 @@ def run_id(store: Store, run: str | None) -> str:
     """
     if not store.root.exists():
         raise ConfigError(f"no store at {store.root}: `nautile run` creates it, NAUTILE_STORE names another")
-    catalog = Catalog(store)
-    catalog.catch_up()
-    runs = {row["run"]: row["name"] for row in catalog.query(_RUNS)}
+    with reading(store) as query:
+        runs = {row["run"]: row["name"] for row in query(_RUNS)}
+        questions = questions_by_run(store)
+        candidates = live_or_newest(query, questions) if run is None else []
     if not runs:
         raise ConfigError(f"no run in {store.root} yet: `nautile run` starts one")
     if run is None:
-        live = live_run(catalog.query(RUNS, [MOST_RUNS]), store, questions_by_run(store))
+        live = live_run(candidates, store, questions)
         return live["run"] if live and live["run"] in runs else next(iter(runs))
     if matching_id := run_named(run, runs):
         return matching_id

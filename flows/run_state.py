@@ -9,10 +9,11 @@ import operator
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import product
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from nautile.common.commands import program, shell_command
@@ -26,7 +27,7 @@ from nautile.evals.benchmarks.titles import TABLE_1
 from nautile.flows.operate.questions import waiting
 from nautile.store import views
 from nautile.store.artifacts import Artifact, Store
-from nautile.store.catalog import Catalog, CatalogRow
+from nautile.store.catalog import EVENTS_LEFT_OUT, LEFT_OUT, Catalog, CatalogRow
 from nautile.store.events import read_live
 from nautile.store.manifest import RUN, host
 from nautile.store.staging_mirror import upload_note
@@ -36,7 +37,6 @@ from nautile.tasks.engine.progress import read_retry_note
 Query = Callable[..., list[CatalogRow]]  # (SQL, parameters...) -> rows
 FINISHED = ("done", "reused")
 LIVE = ("running", "waiting")
-MOST_SEARCHED = 10_000  # newest runs that a search for one looks through
 POINTS = 150  # per curve, one per three pixels: the browser draws all of them, and a page has up to 26 charts
 PATIENCE_S = 0.3  # how long to wait for processes that write the catalog, before it is read without an update
 # A run of another machine of which nothing was heard for so long is not called running any more. No shorter: a machine
@@ -50,6 +50,18 @@ _STEP = "{step}"  # the same as one word
 
 # Pipeline runs, those that were started or retried last first. (limit)
 RUNS = "SELECT * EXCLUDE (steps, settings) FROM runs WHERE pipeline ORDER BY newest DESC LIMIT ?"
+# Run -> name of all of them, newest first.
+NAMES_OF_RUNS = "SELECT run, name FROM runs WHERE pipeline ORDER BY newest DESC"
+RUNS_OF = "SELECT * EXCLUDE (steps, settings) FROM runs WHERE list_contains(?, run) ORDER BY newest DESC"  # (runs)
+# Those that may be live by their record, the newest, and the newest of several steps. (runs that wait for an answer)
+_LIVE_OR_NEWEST = """
+WITH known AS (
+    SELECT run, newest, coalesce(planned, stages) > 1 AS several,
+        state = 'running' OR (state IS NULL AND running > 0) OR list_contains(?, run) AS may_live
+    FROM runs WHERE pipeline)
+SELECT run FROM known QUALIFY may_live OR row_number() OVER (ORDER BY newest DESC) = 1
+    OR (several AND row_number() OVER (PARTITION BY several ORDER BY newest DESC) = 1)
+"""
 # What the newest start of a run has recorded, NULL where none is recorded. (run)
 PLAN = "SELECT config, name, started, steps, settings, error FROM runs WHERE run = ?"
 STEPS = f"SELECT * FROM {views.STEPS.of('run = ?')} ORDER BY begun, label"  # (run)
@@ -395,6 +407,12 @@ def _attempt_state(
     return "running", fields
 
 
+def live_or_newest(query: Query, questions: Mapping[str, Any]) -> list[CatalogRow]:
+    """The rows of `RUNS` that `live_run` chooses from, however many runs there are: the newest is the first."""
+    runs = [row["run"] for row in query(_LIVE_OR_NEWEST, list(questions))]
+    return query(RUNS_OF, runs) if runs else []
+
+
 def live_run(summaries: Sequence[CatalogRow], store: Store, questions: Mapping[str, Any]) -> CatalogRow | None:
     """The live run that is meant where none is named: the newest pipeline, else the newest of a single step.
 
@@ -430,14 +448,30 @@ def run_named(name: str, runs: Mapping[str, str | None]) -> str | None:
     return matching[0] if matching else None
 
 
+def events_left_out(query: Query) -> dict[str, int]:
+    """Event file -> the number of its events that are not in the catalog, because their form is unknown."""
+    return {row["path"].removeprefix(LEFT_OUT): row["position"] for row in query(EVENTS_LEFT_OUT)}
+
+
+_reader: ContextVar[tuple[Path, Query] | None] = ContextVar("reader", default=None)
+
+
 @contextmanager
 def reading(store: Store) -> Iterator[Query]:
-    """Open the catalog for queries inside the block: (SQL, parameters...) -> rows. Without a store, no rows."""
+    """Open the catalog for queries inside the block: (SQL, parameters...) -> rows. Without a store, no rows.
+
+    Inside another such block it is the connection of that one: to open the file takes longer than most queries.
+    """
+    if (outer := _reader.get()) and outer[0] == store.root:
+        yield outer[1]
+        return
     store.refresh(events=True)
     if not store.root.exists():
         yield lambda sql, *parameters: []
         return
-    catalog = Catalog(store)
-    catalog.catch_up(patience=PATIENCE_S)
-    with catalog.reading() as query:
-        yield query
+    with Catalog(store).caught_up(patience=PATIENCE_S) as query:
+        token = _reader.set((store.root, query))
+        try:
+            yield query
+        finally:
+            _reader.reset(token)

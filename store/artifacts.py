@@ -49,6 +49,7 @@ from nautile.store.manifest import (
 
 LAYOUT = 1  # what folders and files are called, and what is in them; a store of another one is refused
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")  # of a superseded version, as `_free_name` writes it and the catalog holds it
+_FOLDER = re.compile(rf"{KEY.pattern}(\.{_NUMBER.pattern})?")
 REPLACED_S = 10.0  # how long to wait for an artifact that another process is replacing by two renames
 
 
@@ -185,8 +186,8 @@ class Store(Layout):
         kind, slash, name = artifact_id.strip().rpartition("/")
         prefix, _, number = name.partition(".")
         superseded = 0 if not number else int(number) if _NUMBER.fullmatch(number) else -1
-        folders = self.folders(kind if slash else None)
-        matches = [match for match in folders if prefix and match[1].startswith(prefix) and match[2] == superseded]
+        folders = self.folders(kind if slash else None, prefix) if prefix else []
+        matches = [match for match in folders if match[2] == superseded]
         if not matches:
             ids = {f"{kind}/{key[:12]}" for kind, key, *_ in self.folders()}
             kinds = {kind for kind, *_ in self.folders()}
@@ -204,17 +205,30 @@ class Store(Layout):
             raise ConfigError(damage_message(short_id(kind, key, superseded), [MANIFEST], None))
         return artifact
 
-    def folders(self, kind: str | None = None) -> list[tuple[str, str, int, Path]]:
-        """(kind, key, n, folder) of every artifact folder, whether its manifest is readable or not; n is 0 if live."""
-        folders = []
-        for parent in sorted(self.artifacts.glob("*")):
-            # By name: to sort paths takes ten times as long, and a store may have ten thousand of them.
-            for name in sorted(os.listdir(parent)) if kind in (None, parent.name) and parent.is_dir() else ():
-                # Anything else in there, such as a copy that somebody has named by its date, is no artifact.
-                key, dot, number = name.partition(".")
-                if KEY.fullmatch(key) and (_NUMBER.fullmatch(number) if dot else True):
-                    folders.append((parent.name, key, int(number) if dot else 0, parent / name))
-        return folders
+    def folders(self, kind: str | None = None, prefix: str = "") -> list[tuple[str, str, int, Path]]:
+        """(kind, key, n, folder) of the artifact folders, whether their manifests are readable or not; n is 0 if live.
+
+        `prefix`: only those whose key begins with it.
+        """
+        found = [
+            (kind, name, *name.partition(".")) for kind, name in self.folder_names(kind) if name.startswith(prefix)
+        ]
+        return [
+            (kind, key, int(number) if number else 0, self.artifacts / kind / name)
+            for kind, name, key, _, number in found
+        ]
+
+    def folder_names(self, kind: str | None = None) -> list[tuple[str, str]]:
+        """(kind, name) of the artifact folders, in order: a name is a key, or `<key>.<n>` of a replaced version."""
+        # Texts, because a reading command looks at each, and to make a path takes longer than to look at it.
+        return [
+            (parent, name)
+            for parent in sorted(_names(self.artifacts))
+            if kind in (None, parent)
+            for name in sorted(_names(self.artifacts / parent))
+            # Anything else in there, such as a copy that somebody has named by its date, is no artifact.
+            if _FOLDER.fullmatch(name)
+        ]
 
     def read(self, kind: str, key: str, number: int, folder: Path) -> Artifact | None:
         """Read the artifact in one of `folders()`; None if its manifest is damaged or belongs to another artifact."""
@@ -451,6 +465,14 @@ class Store(Layout):
         """The live artifacts with a readable manifest, oldest first; with `superseded` also the replaced versions."""
         artifacts = [self.read(k, key, n, folder) for k, key, n, folder in self.folders(kind) if superseded or not n]
         return Store.by_publication(self, filter(None, artifacts))
+
+
+def _names(folder: Path) -> list[str]:
+    """The names in a folder; none if it is not there, or is no folder."""
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def check_layout(location: str, description: Any) -> None:

@@ -50,7 +50,8 @@ def status(store: Store, config: "RunConfig") -> list[CatalogRow]:
     approval_notes = _approval_notes(store)
     steps = dag_in(store, config)
     keys = [step.key for step in steps]
-    last = {row["key"]: row for row in _catalog(store).query(LAST_ATTEMPTS, [keys])} if store.root.exists() else {}
+    with reading(store) as query:
+        last = {row["key"]: row for row in query(LAST_ATTEMPTS, keys)}
     rows = []
     for step in steps:
         damage, artifacts = None, []
@@ -103,7 +104,8 @@ def _approval_notes(store: Store) -> dict[str, str]:
     for note in waiting(store):
         run = note["run"]
         # The key is in the plan of the run's newest start, because a restart may have other settings.
-        plans = _catalog(store).query(PLAN, [run])
+        with reading(store) as query:
+            plans = query(PLAN, run)
         steps = json.loads(plans[0]["steps"] or "[]") if plans else []
         commands = [shell_command("nautile", command, run[:8]) for command in ("approve", "status")]
         command = "for an answer: `{}` (`{}` shows the question)".format(*commands)
@@ -186,7 +188,8 @@ def lineage(store: Store, artifact_id: str) -> list[CatalogRow]:
 
 def sql(store: Store, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Update the catalog and run a read-only query on it; returns its columns and rows."""
-    return _catalog(store).select(query)
+    with _catalog(store).caught_up() as reader:
+        return reader.select(query)
 
 
 def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> dict[str, Any]:
@@ -214,11 +217,15 @@ def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> dic
         if remote and isinstance(store, MirroredStore):
             checked |= {name: ["manifest.json at the remote"] for name in store.unusable_manifests()}
     damaged = {name: files for name, files in checked.items() if files}
+    left_out = {}
+    if store.root.exists():
+        with _catalog(store).caught_up() as reader:
+            left_out = reader.left_out()
     return {
         "artifacts": len(checked),
         "damaged": damaged,
         "remedies": {name: _remedy(store, name) for name in damaged},
-        "events_left_out": _catalog(store).left_out() if store.root.exists() else {},
+        "events_left_out": left_out,
     }
 
 
@@ -308,6 +315,7 @@ def export(store: Store, table: str, out: Path, overwrite: bool) -> dict[str, in
     if table != "all" and out.suffix.lower() != ".parquet":
         raise ConfigError(f"{out}: tables are written as Parquet, so name a file that ends in .parquet")
     catalog = _catalog(store)
+    catalog.catch_up()
     if table != "all":
         return {table: catalog.export(table, out, overwrite=overwrite)}
     files = {name: out / f"{name}.parquet" for name in RELATIONS}
@@ -322,13 +330,11 @@ def export(store: Store, table: str, out: Path, overwrite: bool) -> dict[str, in
 
 
 def _catalog(store: Store) -> Catalog:
-    """The catalog, updated from the event files and manifests. Raises `ConfigError` if there is no store."""
+    """The catalog, with the events of the remote. Raises `ConfigError` if there is no store."""
     store.refresh(events=True)
     if not store.root.exists():
         raise ConfigError(f"no store at {store.root}: `nautile run` creates it, NAUTILE_STORE names another")
-    catalog = Catalog(store)
-    catalog.catch_up()
-    return catalog
+    return Catalog(store)
 
 
 def row_of(artifact: Artifact) -> CatalogRow:

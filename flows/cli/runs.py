@@ -17,11 +17,12 @@ from nautile.flows.listings import listed_runs
 from nautile.flows.render import FittingTable, text_table
 from nautile.flows.run_state import (
     LIVE,
-    MOST_SEARCHED,
-    RUNS,
+    NAMES_OF_RUNS,
+    RUNS_OF,
     RunState,
     StepState,
     last_score,
+    live_or_newest,
     live_run,
     questions_by_run,
     reading,
@@ -65,15 +66,16 @@ def run_unless_config(store: Store, name: str | None) -> RunState | None:
 def named_run(store: Store, name: str) -> RunState | None:
     """The run whose name is `name` or whose id begins with it; None if there is none. Raises if several match."""
     with reading(store) as query:
-        runs = {row["run"]: row for row in query(RUNS, MOST_SEARCHED)}
-        run_id = run_named(name, {run: row["name"] for run, row in runs.items()})
-        return run_state(store, query, runs[run_id], questions_by_run(store)) if run_id else None
+        run_id = run_named(name, {row["run"]: row["name"] for row in query(NAMES_OF_RUNS)})
+        if run_id is None:
+            return None
+        return run_state(store, query, query(RUNS_OF, [run_id])[0], questions_by_run(store))
 
 
 def near_run(store: Store, name: str) -> str:
     """For a message about a run that does not exist: a name that is near, and the ids of the newest."""
     with reading(store) as query:
-        runs = query(RUNS, MOST_SEARCHED)
+        runs = query(NAMES_OF_RUNS)
     newest = ", ".join(row["run"][:8] for row in runs[:8]) or "none"
     return f"{did_you_mean(name, {row['name'] for row in runs if row['name']})}: the newest are {newest}"
 
@@ -81,9 +83,9 @@ def near_run(store: Store, name: str) -> str:
 def newest_run(store: Store) -> RunState | None:
     """The newest run that is live, else the newest; None before the first."""
     with reading(store) as query:
-        if not (runs := query(RUNS, MOST_SEARCHED)):
-            return None
         questions = questions_by_run(store)
+        if not (runs := live_or_newest(query, questions)):
+            return None
         # A run that began earlier and still works is more interesting than one that ended since.
         return run_state(store, query, live_run(runs, store, questions) or runs[0], questions)
 

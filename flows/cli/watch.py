@@ -46,6 +46,7 @@ def status(
     from rich.text import Text
 
     from nautile.flows.cli import runs
+    from nautile.flows.run_state import events_left_out, reading
 
     if watch and as_json:
         raise ConfigError("--json prints one snapshot: leave out --watch")
@@ -57,7 +58,11 @@ def status(
     queued = [] if what or why or settings or as_json else runs_without_record(store)
     try:
         # Options that only a configuration has decide without a look at the catalog.
-        run = None if why or settings else runs.run_unless_config(store, what)
+        run, left_out = None, dict[str, int]()
+        if not (why or settings):
+            with reading(store) as query:
+                run = runs.run_unless_config(store, what)
+                left_out = events_left_out(query)
     except ConfigError:  # it has no record in the store before a process begins it
         queued = runs_without_record(store)
         if (found := runs.run_named(what or "", {row["id"]: row["name"] for row in queued})) is None:
@@ -76,7 +81,7 @@ def status(
             show_as(runs.step_rows(run), as_json, partial(runs.run_view, run=runs.run_row(run)))
             if queued:
                 console_for().print(visible("\n".join(["", *map(queued_text, queued)])), soft_wrap=True, markup=False)
-            _note_left_out(store)
+            _note_left_out(left_out)
             return
         # No default configuration here: its keys take seconds to compute, and a run that starts now is recorded sooner.
         message = "\n".join(map(queued_text, queued)) or (
@@ -109,12 +114,12 @@ def status(
 
 def runs_without_record(store: "Store") -> list[dict[str, Any]]:
     """The runs that wait in the server of `nautile up` for their first process."""
-    from nautile.flows.run_state import MOST_SEARCHED, RUNS, reading
+    from nautile.flows.run_state import NAMES_OF_RUNS, reading
 
     if not (queued := _queued_runs(store)):
         return []
     with reading(store) as query:
-        known = {row["run"] for row in query(RUNS, MOST_SEARCHED)}
+        known = {row["run"] for row in query(NAMES_OF_RUNS)}
     return [row for row in queued if row["id"] not in known]
 
 
@@ -153,9 +158,12 @@ def runs(
 ) -> None:
     """List runs with their name, state, and changes from their base configuration."""
     from nautile.flows.cli.runs import list_runs, queued_rows, runs_table
+    from nautile.flows.run_state import events_left_out, reading
 
     store = the_store()
-    rows, total = list_runs(store, most, match, sort, state)
+    with reading(store) as query:
+        rows, total = list_runs(store, most, match, sort, state)
+        left_out = events_left_out(query)
     queued = _queued_runs(store)
     waiting = [] if match or state not in (None, "queued") else queued_rows(queued or [], rows)
     if match and not rows and not as_json:
@@ -167,18 +175,13 @@ def runs(
     if len(rows) < total and not as_json:
         command = shell_command("nautile", "runs", *listed_as(total, match, sort, "newest", state))
         console_for().print(f"{len(rows):,} of {total:,} runs: `{command}` lists all", style="dim", soft_wrap=True)
-    _note_left_out(store)
+    _note_left_out(left_out)
 
 
-def _note_left_out(store: Any) -> None:
+def _note_left_out(left_out: dict[str, int]) -> None:
     """Print, on standard error, how many events are not shown because their form is unknown."""
     from nautile.flows.cli.tables import left_out_text
-    from nautile.flows.run_state import PATIENCE_S
-    from nautile.store.catalog import Catalog
 
-    left_out: dict[str, int] = {}
-    with contextlib.suppress(ConfigError, Retryable):  # the next command says it
-        left_out = Catalog(store).left_out(patience=PATIENCE_S) if store.root.exists() else {}
     if left_out:
         line = f"{left_out_text(sum(left_out.values()))}; `nautile store verify` names the files"
         console_for(stderr=True).print(line, style="yellow", soft_wrap=True)

@@ -21,7 +21,7 @@ from nautile.evals.running.rows import SampleRow, read_rows
 from nautile.evals.scoring.comparison import FORM, compare, whose_gain
 from nautile.evals.scoring.intervals import OVER_PROBLEMS
 from nautile.evals.scoring.scores import k_of
-from nautile.flows.run_state import MOST_SEARCHED, PLAN, RUNS, STEPS, Query, output_of, reading, run_named
+from nautile.flows.run_state import NAMES_OF_RUNS, PLAN, STEPS, Query, output_of, reading, run_named
 from nautile.flows.sweep.report import EVALUATE, WAYS
 from nautile.store.artifacts import Store, short_id
 from nautile.store.catalog import Catalog, CatalogRow
@@ -60,7 +60,7 @@ def runs_named(store: Store, a: str, b: str) -> tuple[str, str] | None:
     """
     with reading(store) as query:
         # A run is looked up last: `nautile compare align reason` means stages also where a run is called `reason`.
-        runs = {row["run"]: row["name"] for row in query(RUNS, MOST_SEARCHED)}
+        runs = {row["run"]: row["name"] for row in query(NAMES_OF_RUNS)}
     labels = evaluated(store)
     ids: list[str | None] = []
     for name in (a, b):

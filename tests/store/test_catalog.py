@@ -495,6 +495,44 @@ def test_a_store_that_cannot_be_written_is_read_as_it_is(store, catalog, monkeyp
         catalog.catch_up()
 
 
+def test_a_reader_knows_what_is_not_in_the_catalog_yet(store, catalog):
+    def is_current():
+        with catalog.reading() as reader:
+            return reader.is_current()
+
+    assert not is_current()  # there is no file
+    fill(store)
+    catalog.ingest()
+    assert is_current()
+    writer(store, "child-3")("metric", name="loss", step=9, value=1.0)
+    assert not is_current()
+    with catalog.caught_up() as reader:
+        assert reader("SELECT value FROM metrics WHERE step = 9 AND execution = 'e1'")[-1] == {"value": 1.0}
+    assert is_current()
+    added = published(store, "tokens", "more")
+    assert not is_current()
+    catalog.ingest()
+    manifest = added.folder / "manifest.json"
+    manifest.write_text(manifest.read_text() + " ")
+    assert not is_current()
+    catalog.ingest()
+    shutil.rmtree(added.folder)
+    assert not is_current()
+    with catalog.caught_up() as reader:
+        assert not reader("SELECT id FROM artifacts WHERE id = ?", added.id)
+    assert is_current()
+
+
+def test_a_reader_of_what_is_current_does_not_open_the_file_for_writing(store, catalog, monkeypatch):
+    fill(store)
+    catalog.ingest()
+    opened, connect = [], duckdb.connect
+    monkeypatch.setattr(duckdb, "connect", lambda path, **how: opened.append(how["read_only"]) or connect(path, **how))
+    with catalog.caught_up() as reader:
+        assert len(reader("FROM artifacts")) == 3
+    assert opened == [True]
+
+
 @pytest.mark.parametrize("schema", [0, SCHEMA + 1])
 @pytest.mark.parametrize("first", ["ingest", "query"])
 def test_a_catalog_of_another_schema_is_built_anew(store, catalog, schema, first):
