@@ -130,7 +130,7 @@ def nests_too_deep(value: Any, limit: int = DEEPEST) -> bool:
 
 
 class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     bytes: Annotated[int, Field(ge=0, le=MOST_BYTES)]
     sha256: _Digest
@@ -139,7 +139,8 @@ class _File(BaseModel):
 class _Manifest(BaseModel):
     """The schema of a manifest; further fields are allowed."""
 
-    model_config = ConfigDict(frozen=True, strict=True)
+    # Built when a manifest is first read: a list of artifacts comes from the catalog.
+    model_config = ConfigDict(frozen=True, strict=True, defer_build=True)
 
     format: Literal[1]
     kind: _Kind

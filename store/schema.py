@@ -54,7 +54,8 @@ _State = Literal["running", "done", "reused", "failed", "cancelled", "interrupte
 
 
 class _Fields(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    # Built when the first event of the kind is read: most commands read none.
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
 
 class _PlannedStep(_Fields):

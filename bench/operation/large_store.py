@@ -27,6 +27,7 @@ from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
 Outputs = dict[str, Artifact]  # label of a step -> what it published
 TRAINED = ("pretrain", "align", "reason", "self_distill")
 STEPS = ("ingest", "distill", *(label for stage in TRAINED for label in (stage, f"evaluate:{stage}")), "report")
+SEEDS = 5
 REPORTED = 10  # one run of so many publishes a report; the newest does
 PRETRAINING = ("loss", "bits_per_byte", "learning_rate", "gradient_norm", "step_seconds", "validation_loss")
 REINFORCING = ("reward", "norm_positive", "norm_negative", "balance_factor", "entropy", "solve_rate", "length")
@@ -48,7 +49,9 @@ def fill_store(store: Store, runs: int, rows: int, newest: int) -> None:
     start = datetime.now(UTC) - timedelta(days=runs)
     for number in range(1, runs + 1):
         labels = STEPS if number % REPORTED == 0 or number == runs else STEPS[:-1]
-        _run(store, rng, labels, newest if number == runs else rows, start + timedelta(days=number - 1), settings)
+        # Five seeds of each recipe, as a study has them.
+        own = settings | {"seed": number % SEEDS, "reason": settings["reason"] | {"negative_weight": number // SEEDS}}
+        _run(store, rng, labels, newest if number == runs else rows, start + timedelta(days=number - 1), own)
 
 
 def _run(
@@ -61,7 +64,7 @@ def _run(
         for after in [[label.partition(":")[2]] if ":" in label else _before(labels, label)]
     ]
     plan = {"id": run, "run": run, "config": "local", "name": f"{when:%b}-{when.day}", "steps": steps, "host": host()}
-    plan |= {"settings": settings, "changes": [{"field": "seed", "before": 1, "after": when.day}]}
+    plan |= {"settings": settings, "changes": [{"field": "seed", "before": 1, "after": settings["seed"]}]}
     for place, step in enumerate(steps):
         start = when + timedelta(minutes=10 * place)
         outputs[step["label"]] = _step(store, rng, run, step, start, rows, outputs)

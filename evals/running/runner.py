@@ -23,10 +23,10 @@ from nautile.common.events import Emit, silent
 from nautile.configs.evaluation import EvaluateConfig
 from nautile.configs.model import TokenizerConfig
 from nautile.data.tokenizer import tokenizer_for
-from nautile.evals.benchmarks.items import BenchmarkItem, grade
+from nautile.evals.benchmarks.items import BenchmarkItem, GradedReply, grade
 from nautile.evals.graders.grading import NOT_GRADED
-from nautile.evals.running.answerers import Answerer, SkippedQuestion, load_checkpoint
-from nautile.evals.running.rows import RowFile, SampleRow, digest, row_of
+from nautile.evals.running.answerers import Answer, Answerer, SkippedQuestion, load_checkpoint
+from nautile.evals.running.rows import RowFile, SampleRow, digest
 
 TimedRow = tuple[SampleRow, float | None]  # the latency in seconds, if known
 PROMPT = "Question: {question}\nAnswer:"
@@ -267,4 +267,48 @@ def likelihood_row(item: BenchmarkItem, model: str, likelihoods: OptionLikelihoo
         "strict": is_right,
         "lenient": is_right,
         "strict_by_sum": by_sum == item.right_letter,
+    }
+
+
+def row_of(item: BenchmarkItem, model: str, answer: Answer | SkippedQuestion, graded: GradedReply | None) -> SampleRow:
+    """Build a sample's row. If the question was not asked, `left_out` is the reason and the verdicts are None.
+
+    A reply that could not be graded (`NOT_GRADED`) is left out for that reason; the row has the reply all the same.
+    """
+    row: SampleRow = {
+        "benchmark": item.benchmark,
+        "index": item.index,
+        "id": item.id,
+        "category": item.category,
+        "model": model,
+        "prompt": item.prompt,
+        "prompt_digest": digest(item.prompt),
+        "expected": item.expected,
+        "chance": item.chance,
+        "screened": item.screened,
+        "left_out": answer.reason if isinstance(answer, SkippedQuestion) else None,
+        "tokens_in": answer.tokens_in,
+        **({} if item.sample is None else {"sample": item.sample}),
+    }
+    # A skipped question has all fields, so that rows have one schema.
+    if isinstance(answer, SkippedQuestion) or graded is None:
+        reply_fields = ("output", "reasoning", "answer", "finished_thinking", "finished", "truncated", "tokens_out")
+        return row | dict.fromkeys((*reply_fields, "parsed", "problem", "strict", "lenient"))
+    reply, verdict = answer.reply, graded.verdict
+    # A row without one of its verdicts counts in no score, or both scores would be of different questions.
+    is_graded = verdict.strict is not None and verdict.lenient is not None
+    return row | {
+        "left_out": None if is_graded else NOT_GRADED.problem,
+        "output": answer.output,
+        "reasoning": reply.reasoning,
+        "answer": reply.answer,
+        "finished_thinking": reply.finished_thinking,
+        "finished": reply.finished,
+        "truncated": answer.truncated,
+        "tokens_out": answer.tokens_out,
+        "parsed": verdict.parsed,
+        "problem": verdict.problem,
+        "strict": verdict.strict if is_graded else None,
+        "lenient": verdict.lenient if is_graded else None,
+        **graded.details,
     }

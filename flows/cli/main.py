@@ -411,6 +411,18 @@ def compare(
 MARKUP: Literal["markdown"] = "markdown"
 
 
+def built(name: str, command: Callable[..., Any] | typer.Typer, panel: str | None = None) -> Any:
+    """Typer's command of a function, or its group of an app: its signature is read now."""
+    if isinstance(command, typer.Typer):
+        made: Any = typer.main.get_group(command)
+    else:
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=MARKUP)
+        alone.command(name)(command)
+        made = typer.main.get_command(alone)
+    made.name, made.rich_help_panel = name, panel
+    return made
+
+
 class CommandByReference(TyperCommand):
     """A command whose module is imported when it is called, or asked for its parameters."""
 
@@ -420,9 +432,7 @@ class CommandByReference(TyperCommand):
 
     @cached_property
     def _command(self) -> Any:
-        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=MARKUP)
-        alone.command(self._name)(pkgutil.resolve_name(self._reference))
-        return typer.main.get_command(alone)
+        return built(self._name, pkgutil.resolve_name(self._reference))
 
     @property
     def params(self) -> Any:
@@ -480,17 +490,32 @@ COMPUTING = {"chat", "serve", "evaluate", "bench"}  # run a model in this proces
 
 
 class CommandGroup(TyperGroup):
-    """Lists the commands in the order of `PANELS`: by default Typer puts groups such as `store` first."""
+    """The commands in the order of `PANELS`, each built when it is asked for: a process runs one of forty."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        for panel, commands in PANELS.items():
-            for name, command in commands.items():
-                if isinstance(command, UseCommand):
-                    self.add_command(CommandByReference(name, panel, *command))
+    @cached_property
+    def _built(self) -> dict[str, Any]:
+        return {}
+
+    def get_command(self, _: object, name: str) -> Any:
+        if name not in self._built:
+            panel = next((panel for panel, commands in PANELS.items() if name in commands), None)
+            if panel is None:
+                return None
+            command = PANELS[panel][name]
+            is_use = isinstance(command, UseCommand)
+            self._built[name] = CommandByReference(name, panel, *command) if is_use else built(name, command, panel)
+        return self._built[name]
 
     def list_commands(self, _: object) -> list[str]:
         return [name for commands in PANELS.values() for name in commands]
+
+    @property
+    def commands(self) -> dict[str, Any]:
+        return {name: self.get_command(None, name) for name in self.list_commands(None)}
+
+    @commands.setter
+    def commands(self, _: object) -> None:
+        """What the base class sets: none."""
 
 
 app = typer.Typer(
@@ -523,14 +548,6 @@ def options(
 
     if context.invoked_subcommand != "plugins":  # which lists them with their faults
         check_plug_ins()
-
-
-for panel, commands in PANELS.items():
-    for name, command in commands.items():
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name, rich_help_panel=panel)
-        elif not isinstance(command, UseCommand):
-            app.command(name, rich_help_panel=panel)(command)
 
 
 def main() -> NoReturn:

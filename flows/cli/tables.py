@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.pretty import Pretty
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
@@ -140,6 +139,8 @@ def last_artifacts(rows: list[dict[str, Any]], total: int, command: str) -> Rend
 
 def manifest_view(manifest: dict[str, Any]) -> RenderableType:
     """Origin and inputs of an artifact, then its facts, then its files."""
+    from rich.pretty import Pretty  # imports attrs, which no list needs
+
     head = Table.grid(padding=(0, 2))
     for name in ("id", "stage", "version", "created", "commit", "host", "execution", "path", "at"):
         head.add_row(Text(name, style="dim"), Text(str(manifest.get(name))))

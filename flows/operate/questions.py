@@ -30,7 +30,7 @@ LARGEST_NOTE = 2**20  # bytes
 class WaitingNote(BaseModel):
     """A note. Further fields are kept."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", defer_build=True)
 
     run: Annotated[str, Field(pattern=rf"^{RUN.pattern}$")]
     label: Annotated[str, AfterValidator(one_line)]

@@ -24,10 +24,17 @@ from nautile.evals.scoring.scores import k_of
 from nautile.flows.run_state import NAMES_OF_RUNS, PLAN, STEPS, Query, output_of, reading, run_named
 from nautile.flows.sweep.report import EVALUATE, WAYS
 from nautile.store.artifacts import Store, short_id
-from nautile.store.catalog import Catalog, CatalogRow
+from nautile.store.catalog import CatalogRow
 from nautile.store.named import named_or_newest
 from nautile.store.views import SPENT
-from nautile.tasks.reporting.other_seeds import Accuracies, accuracies_by_seed, recipe_lines, recipe_seeds, spread
+from nautile.tasks.reporting.other_seeds import (
+    Accuracies,
+    accuracies_by_seed,
+    accuracies_of_recipes,
+    recipe_lines,
+    recipe_seeds,
+    spread,
+)
 
 SIDES = ("a", "b")
 VERDICTS = ("strict", "lenient")
@@ -43,14 +50,17 @@ def check_choices(verdict: str, way: str) -> None:
         raise ConfigError(f"--verdict {verdict}: needs several answers to a question: add --way sampled")
 
 
+_NEWEST_EVALUATIONS = """
+SELECT label, arg_max(id, (created, id)) AS id FROM artifacts WHERE kind = 'evaluation' AND superseded = 0
+GROUP BY label ORDER BY max(created)
+"""
+
+
 def evaluated(store: Store) -> dict[str, str]:
     """Evaluated stage, and label of the evaluation -> id of the newest evaluation."""
-    names: dict[str, str] = {}
-    # Oldest first, so the newest evaluation of a label is the one that stays.
-    for artifact in store.list("evaluation"):
-        label = artifact.manifest["label"]
-        names |= {label: artifact.id, label.removeprefix(EVALUATE): artifact.id}
-    return names
+    with reading(store) as query:
+        rows = query(_NEWEST_EVALUATIONS)
+    return {name: row["id"] for row in rows for name in (row["label"], row["label"].removeprefix(EVALUATE))}
 
 
 def runs_named(store: Store, a: str, b: str) -> tuple[str, str] | None:
@@ -68,7 +78,7 @@ def runs_named(store: Store, a: str, b: str) -> tuple[str, str] | None:
             ids.append(None)
             continue
         run = run_named(name, runs)
-        is_evaluation = any(key.startswith(name) for _, key, *_ in store.folders("evaluation"))
+        is_evaluation = bool(name and store.folders("evaluation", name))
         if not run and not is_evaluation and (close := did_you_mean(name, {*labels, *filter(None, runs.values())})):
             raise ConfigError(f"no run, and no stage with an evaluation, {name!r}{close}")
         # Both ids are hexadecimal, so a few digits can be the beginning of a run and of an evaluation.
@@ -93,9 +103,9 @@ def compare_named(store: Store, a: str, b: str, verdict: str = "strict", way: st
     `compare_evaluations`.
     """
     check_choices(verdict, way)
-    if runs := runs_named(store, a, b):
-        catalog = Catalog(store)
-        return compare_runs(store, lambda sql, *values: catalog.query(sql, values), *runs, verdict, way)
+    with reading(store) as query:
+        if runs := runs_named(store, a, b):
+            return compare_runs(store, query, *runs, verdict, way)
     return compare_evaluations(store, a, b, verdict, way)
 
 
@@ -209,7 +219,8 @@ def compare_runs(
         config = plans[side].get("config") or next((row["config"] for row in own if row["config"]), None)
         begun = min(row["begun"] for row in own).isoformat()
         runs[side] = {"run": run, "config": config, "name": plans[side].get("name") or config or "run", "begun": begun}
-    recipes = {side: accuracies_by_seed(query, run, verdict, way) for side, run in sides.items()}
+    by_run = accuracies_of_recipes(query, list(sides.values()), verdict, way)
+    recipes = {side: by_run[run] for side, run in sides.items()}
     scores = {
         label: _scores(store, label, steps, verdict, way, recipes) for label in labels if label.startswith(EVALUATE)
     }

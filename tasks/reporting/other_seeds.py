@@ -5,7 +5,7 @@ no key contains. Only the catalog is asked: the metrics that each evaluation wro
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +14,7 @@ from nautile.evals.scoring.intervals import holm
 from nautile.evals.scoring.over_seeds import lead, summary
 from nautile.evals.tables.ladder import Ladder
 from nautile.store.catalog import CatalogRow
+from nautile.store.views import SCORES
 
 Accuracies = dict[str, dict[str, dict[str, float]]]  # label of the evaluation -> benchmark or mean -> seed -> share
 # Another verdict of sampled answers, pass@K, has its own name.
@@ -24,14 +25,17 @@ FIGURES = {
 }
 TRAINING_SEEDS = ("data", "weights", "sampling")
 LIKELIHOOD = "likelihood"  # has one verdict
-# The accuracies of all runs with the recipe of a run, oldest first. (merge patch, run, figure)
-_OF_RECIPE = """
-WITH recipes AS (
+# The accuracies of all runs with the recipe of one of some runs (`mine`), oldest first. (merge patch, runs, figure)
+_OF_RECIPES = f"""
+WITH recipes AS MATERIALIZED (
     SELECT run, started, settings->>'seed' AS seed, settings->>'seeds' AS parts, json_merge_patch(settings, ?) AS recipe
-    FROM runs WHERE settings IS NOT NULL)
-SELECT s.label, s.benchmark, s.execution, other.seed, other.parts, s.value
-FROM recipes mine JOIN recipes other ON other.recipe = mine.recipe JOIN scores s ON s.run = other.run
-WHERE mine.run = ? AND s.figure = ? ORDER BY other.started, s.started
+    FROM runs WHERE settings IS NOT NULL),
+chosen AS MATERIALIZED (
+    SELECT mine.run AS mine, other.* EXCLUDE (recipe)
+    FROM recipes mine JOIN recipes other ON other.recipe = mine.recipe WHERE list_contains(?, mine.run))
+SELECT mine, s.label, s.benchmark, s.execution, chosen.seed, chosen.parts, s.value
+FROM chosen JOIN {SCORES.of("run IN (SELECT run FROM chosen)")} s USING (run)
+WHERE s.figure = ? ORDER BY chosen.started, s.started
 """
 
 
@@ -39,12 +43,24 @@ def accuracies_by_seed(
     query: Callable[..., list[CatalogRow]], run: str | None, verdict: str = "strict", way: str = "generate"
 ) -> Accuracies:
     """The accuracies of the recipe of `run` by evaluation, benchmark and seed; empty if its plan is not recorded."""
-    if run is None:
-        return {}
+    return {} if run is None else accuracies_of_recipes(query, [run], verdict, way)[run]
+
+
+def accuracies_of_recipes(
+    query: Callable[..., list[CatalogRow]], runs: Sequence[str], verdict: str = "strict", way: str = "generate"
+) -> dict[str, Accuracies]:
+    """Run -> `accuracies_by_seed`, by one query: it looks at the settings of all runs of the store."""
     figure = FIGURES.get((verdict, way), LIKELIHOOD if way == LIKELIHOOD else verdict)
+    rows: dict[str, list[CatalogRow]] = {run: [] for run in runs}
+    for row in query(_OF_RECIPES, json.dumps(_without()), list(rows), figure):
+        rows[row["mine"]].append(row)
+    return {run: _by_seed(own) for run, own in rows.items()}
+
+
+def _by_seed(rows: Sequence[CatalogRow]) -> Accuracies:
     # (label, benchmark) -> seed -> (execution, share)
     measured: dict[tuple[str, str], dict[str, tuple[str, float]]] = {}
-    for row in query(_OF_RECIPE, json.dumps(_without()), run, figure):
+    for row in rows:
         # The newest run of a seed counts; an older one may be of an earlier version of the code.
         by_seed = measured.setdefault((row["label"], row["benchmark"]), {})
         # The parts of a seed that `[seeds]` sets on their own make it another one.
