@@ -283,9 +283,8 @@ def train_row(shapes: Shapes, name: str, variant: tuple[str, ...], variants: tup
     """Training steps of one form: time, tokens/s, memory, utilisation, and the loss of the first and last step."""
     import jax
 
-    from nautile.model.capacity.flops import training_flops
+    from nautile.model.capacity.flops import parameter_counts, training_flops
     from nautile.model.capacity.topology import chip_of
-    from nautile.model.nautile import parameter_counts
     from nautile.model.sharding import put_rows
 
     program, step, compile_s = compiled_steps(shapes, name, variants)[variant].result()
@@ -474,7 +473,7 @@ def update_row(shapes: Shapes, name: str, mixing: str) -> Row:
 
 def decode_row(shapes: Shapes, name: str, rows: int) -> Row:
     """Tokens/s of the sampler of reinforcement and evaluation, in the second call."""
-    from nautile.model.nautile import parameter_counts
+    from nautile.model.capacity.flops import parameter_counts
 
     sample = generator(shapes, name, rows, shapes.decoded)
     params, prompts = policy_params(shapes, name, 1.0), prompts_of(shapes, name, rows)

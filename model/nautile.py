@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -201,14 +200,3 @@ def remat_layer(layer: Callable, config: ModelConfig) -> Callable:
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         return jax.checkpoint(layer, policy=policy, prevent_cse=False)
     return layer
-
-
-def parameter_counts(config: ModelConfig) -> dict[str, int]:
-    """Learned parameters by part; rows that only pad the vocabulary are not counted. The sum is the model's size."""
-    tree = shapes(config)
-    counts = {"embedding": config.vocabulary * config.width}
-    for layer, leaves in tree["blocks"].items():
-        for name, leaf in leaves.items():
-            part = f"{layer.split('_')[0]}.{name}"  # all layers of a kind count as one part: "sca.in_proj"
-            counts[part] = counts.get(part, 0) + int(np.prod(leaf.shape))
-    return counts

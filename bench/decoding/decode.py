@@ -19,10 +19,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.measure import argument_parser, median_seconds
 from nautile.configs.model import ModelConfig
+from nautile.model.capacity.flops import parameter_counts
 from nautile.model.decoding.cache import decode_step, decode_weights, prefill, repack
 from nautile.model.decoding.sampling import Sampling, draw
 from nautile.model.loss import masked_logits
-from nautile.model.nautile import forward, initialise, parameter_counts
+from nautile.model.nautile import forward, initialise
 
 
 def seconds(run, repeats=5):

@@ -23,7 +23,7 @@ from nautile.configs.base import OptimizerConfig
 from nautile.configs.model import ModelConfig
 from nautile.configs.training import PhaseConfig, PretrainConfig
 from nautile.data.tokens.loader import Loader
-from nautile.model.nautile import parameter_counts
+from nautile.model.capacity.flops import parameter_counts
 from nautile.model.sharding import make_mesh, put_rows
 from nautile.model.training.checkpoint import TrainCheckpoints
 from nautile.model.training.step import BATCH, Program

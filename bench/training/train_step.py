@@ -27,9 +27,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.measure import argument_parser, workers, write_results
 from nautile.configs.model import ModelConfig
+from nautile.model.capacity.flops import parameter_counts
 from nautile.model.layers.common import Params
 from nautile.model.loss import masked_logits, weighted_loss
-from nautile.model.nautile import forward, initialise, parameter_counts
+from nautile.model.nautile import forward, initialise
 from nautile.tasks.engine.child_process import ALLOCATOR
 
 ROOT = Path(__file__).parents[2]

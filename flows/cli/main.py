@@ -177,8 +177,7 @@ def params(config: ConfigArgument = "local", settings: SetOption = None, as_json
     """Count the parameters of a configuration's model by part, and the bytes of decoding state per sequence."""
     from nautile.configs.load import load
     from nautile.flows.cli.tables import count_table
-    from nautile.model.decoding.cache import state_bytes
-    from nautile.model.nautile import parameter_counts
+    from nautile.model.capacity.flops import parameter_counts, state_bytes
 
     model = load(config, settings).model
     counts = parameter_counts(model)

@@ -31,7 +31,7 @@ from nautile.evals.running.runner import evaluate
 from nautile.evals.scoring.comparison import compare, comparison_table
 from nautile.evals.scoring.intervals import wilson
 from nautile.flows.render import query_table, text_table
-from nautile.model.decoding.cache import state_bytes
+from nautile.model.capacity.flops import state_bytes
 from nautile.model.decoding.engine import STRIDE
 from nautile.model.decoding.slots import DecodeRequest, SlotPrograms, slot_settings
 from nautile.model.exports.onnx.folder import WEIGHTS as EXPORTED_WEIGHTS

@@ -38,12 +38,12 @@ from nautile.common.files import parse_json, sha256_of, write_atomically
 from nautile.configs.base import fingerprint
 from nautile.configs.model import LOSS_CHUNK, ModelConfig
 from nautile.configs.training import PretrainConfig
-from nautile.model.capacity.flops import Direction, kernel_work, training_flops
+from nautile.model.capacity.flops import Direction, kernel_work, parameter_counts, training_flops
 from nautile.model.capacity.topology import GIB, Chip, Topology, compiler_of, devices
 from nautile.model.layers.common import compute_dtype
 from nautile.model.layers.mixing.kernels import gpu, tpu
 from nautile.model.loss import weighted_loss
-from nautile.model.nautile import parameter_counts, run_blocks, shapes
+from nautile.model.nautile import run_blocks, shapes
 from nautile.model.sharding import make_mesh
 from nautile.model.training.step import Program
 

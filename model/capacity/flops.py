@@ -7,6 +7,7 @@ figures of the memory, which replace these where the compiler is installed.
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -172,6 +173,45 @@ def estimate_training(
         dollars_per_chip_hour=price,
         dollars=None if hours is None or price is None else hours * price,
     )
+
+
+# Of the author's names, those that the model has another name for.
+_PARTS = {
+    "attn.conv_weight": "conv", "attn.decay_slopes": "decay", "attn.W_readout": "readout", "attn.theta_raw": "theta",
+    "attn.theta_d_raw": "theta", "attn.w_int": "integration", "attn.w_int_raw": "integration",
+}  # fmt: skip
+
+
+def parameter_counts(model: ModelConfig) -> dict[str, int]:
+    """Learned parameters by part; rows that only pad the vocabulary are not counted. The sum is the model's size.
+
+    All layers of a kind count as one part: "sca.in_proj". By arithmetic, without JAX, which takes a second to import.
+    """
+    counts: Counter[str] = Counter()
+    kinds = {"S": "sca", "A": "attention"}
+    for name, shape in author_shapes(model):
+        if name == "embedding.weight":  # it has a row for padding
+            continue
+        _, index, tensor = name.split(".", 2)
+        part = _PARTS.get(tensor) or tensor.removeprefix("attn.").removesuffix(".weight").removesuffix(".scale")
+        kind = kinds[model.pattern[int(index) % len(model.pattern)]]
+        counts[f"{kind}.{part.replace('.bias', '_bias')}"] += math.prod(shape)
+    return {"embedding": model.vocabulary * model.width, **dict(sorted(counts.items()))}
+
+
+def state_bytes(model: ModelConfig) -> dict[str, int]:
+    """Bytes of one sequence's decoding state (paper §2.2.5: O(1) for SCA), by arithmetic.
+
+    `sca_sums` and `convolution_history` are totals, `kv_per_token` is for each token.
+    """
+    item = 2 if model.compute_dtype == "bfloat16" else 4
+    layers = {letter: model.blocks * model.pattern.count(letter) for letter in "SA"}
+    sums = 4 * model.memory_heads * (2 * model.head_dim * model.spectral_samples + 1)
+    return {
+        "sca_sums": layers["S"] * sums,
+        "convolution_history": layers["S"] * item * (model.convolution - 1) * model.projection_width,
+        "kv_per_token": layers["A"] * item * 2 * model.kv_heads * model.attention_head_dim,
+    }
 
 
 def parameters_by_formula(model: ModelConfig) -> dict[str, int]:

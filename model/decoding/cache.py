@@ -25,7 +25,7 @@ from nautile.model.layers.attention import attention, feed_forward, project
 from nautile.model.layers.common import MASKED, Params, Transposed, compute_dtype, linear
 from nautile.model.layers.mixing.operator import empty_state
 from nautile.model.layers.sca import SCAState, Spectrum, sca, sca_step, spectrum
-from nautile.model.nautile import embed, shapes
+from nautile.model.nautile import embed
 
 
 def length_buckets(longest: int, shortest: int = 64) -> list[int]:
@@ -199,28 +199,6 @@ def decode_ragged(
         )
 
     return _advance(weights, config, tokens_B, blocks, positions_B, visible_BS, write)
-
-
-def state_bytes(config: ModelConfig) -> dict[str, int]:
-    """Bytes of one sequence's state (paper §2.2.5: O(1) for SCA), from shapes alone.
-
-    `sca_sums` and `convolution_history` are totals, `kv_per_token` is for each token.
-    """
-
-    def cache_of(capacity: int) -> Cache:
-        tokens_BP, lengths_B = jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32)
-        return jax.eval_shape(lambda params: prefill(params, config, tokens_BP, lengths_B, capacity)[1], shapes(config))
-
-    def size(arrays: object) -> int:
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(arrays))
-
-    layers = [layer for block in cache_of(1).blocks for layer in block]
-    states = [layer for layer in layers if not isinstance(layer, KeysValues)]
-    return {
-        "sca_sums": size([state.mix for state in states]),
-        "convolution_history": size([state.history_BTC for state in states]),
-        "kv_per_token": size([layer for layer in layers if isinstance(layer, KeysValues)]),
-    }
 
 
 def unstack(tree: Any, index: int) -> Any:

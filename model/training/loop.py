@@ -32,12 +32,11 @@ from nautile.configs.training import PretrainConfig
 from nautile.data.tokenizer import Tokenizer, tokenizer_for
 from nautile.data.tokens.loader import Batch, Loader
 from nautile.data.tokens.source_reading import READING, reading_line
-from nautile.model.capacity.flops import training_flops
+from nautile.model.capacity.flops import parameter_counts, training_flops
 from nautile.model.capacity.topology import chip_of
 from nautile.model.decoding.generate import Generator
 from nautile.model.decoding.sampling import Sampling
 from nautile.model.layers.common import Params
-from nautile.model.nautile import parameter_counts
 from nautile.model.processes import StopRequested, termination
 from nautile.model.sharding import make_mesh, put_rows, whole_on_hosts
 from nautile.model.training.checkpoint import open_checkpoints

@@ -453,7 +453,7 @@ def _in_words(counts: Mapping[str, int]) -> str:
 
 def model_facts(store: Store, checkpoint: Artifact | None, folder: Path) -> Facts:
     """All facts for the card of the checkpoint in `folder`. `checkpoint`: its artifact; None: it is not in a store."""
-    from nautile.model.nautile import parameter_counts  # imports JAX
+    from nautile.model.capacity.flops import parameter_counts
 
     saved = read_json(folder / "config.json") or {}
     facts: Facts = {

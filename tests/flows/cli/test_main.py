@@ -75,6 +75,12 @@ def test_reading_commands_import_no_stage_no_grader_and_no_arrays(made, tmp_path
         loaded = loaded_by(store.root, tmp_path, *words)
         assert "nautile.store.artifacts" in loaded, words
         assert not HEAVY & loaded, words
+        assert "attr" not in loaded or words[0] == "show", words
+    # By arithmetic alone: the model itself is of JAX, which takes a second.
+    assert not (HEAVY - {"nautile.configs.schema"}) & loaded_by(store.root, tmp_path, "params")
+    # Its tests are of numpy and over the benchmarks of the catalogue; it asks no questions.
+    loaded = loaded_by(store.root, tmp_path, "compare", *list(artifacts["evaluate:align"].values()) * 2)
+    assert not {"jax", "prefect", "scipy", "pandas", "nautile.evals.running.answerers", "httpx"} & loaded
 
 
 def described(command, path=()):

@@ -4,9 +4,8 @@ import pytest
 
 from nautile.common.errors import ConfigError
 from nautile.configs.load import load
-from nautile.model.capacity.flops import estimate_training, parameters_by_formula
+from nautile.model.capacity.flops import estimate_training, parameter_counts, parameters_by_formula
 from nautile.model.capacity.topology import GIB, parse_topology
-from nautile.model.nautile import parameter_counts
 
 PUBLISHED = load("nautile_370m")
 

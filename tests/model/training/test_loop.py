@@ -13,8 +13,8 @@ from nautile.common.errors import ConfigError, Retryable
 from nautile.common.events import silent
 from nautile.data.tokens.loader import Loader
 from nautile.data.tokens.source_reading import reading_line
-from nautile.model.capacity.flops import forward_flops, training_flops
-from nautile.model.nautile import parameter_counts, shapes
+from nautile.model.capacity.flops import forward_flops, parameter_counts, training_flops
+from nautile.model.nautile import shapes
 from nautile.model.sharding import make_mesh, put_rows
 from nautile.model.training import loop as training
 from nautile.model.training.loop import TrainMetrics
