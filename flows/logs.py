@@ -174,7 +174,7 @@ def run_id(store: Store, run: str | None) -> str:
         raise ConfigError(f"no run in {store.root} yet: `nautile run` starts one")
     if run is None:
         live = live_run(candidates, store, questions)
-        return live["run"] if live and live["run"] in runs else next(iter(runs))
+        return str(live["run"]) if live and live["run"] in runs else next(iter(runs))
     if matching_id := run_named(run, runs):
         return matching_id
     raise ConfigError(f"{run!r} matches no run; the newest are {', '.join(name[:8] for name in list(runs)[:8])}")

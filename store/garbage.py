@@ -104,7 +104,9 @@ def collect(store: Store, garbage: list[Garbage]) -> list[Garbage]:
     Skipped is what a run has locked, replaced, continued or begun to need since it was found, on this machine or
     another: to remove terabytes takes a while. What the remote refuses to delete is skipped with a warning.
     """
-    removed = []
+    removed: list[Garbage] = []
+    if not garbage:
+        return removed
     server_time = store.remote.server_time() if isinstance(store, MirroredStore) and garbage else None
     needed = _NeededVersions(store)
     with writing(store.root):
@@ -216,6 +218,11 @@ def _in_use(store: MirroredStore, key: str, server_time: float) -> bool:
     return store.lock(key).held_elsewhere() or not store.leases.look(key).is_free(server_time)
 
 
+def leftover_staging(store: Store) -> list[Garbage]:
+    """The staging folders whose work is published or discarded; no artifact has to be read for them."""
+    return list(_staging(store, math.inf, ()))
+
+
 def unfinished_work(store: Store) -> Iterator[tuple[Garbage, bool]]:
     """The staging folders that have been untouched for `STALE_DAYS`, each with whether it `has_checkpoints`."""
     for item in _staging(store, STALE_DAYS, None):
@@ -274,8 +281,9 @@ def _is_published(store: Store, folder: Path) -> bool:
     record, done = read_json(StagingFiles(folder).execution), read_json(StagingFiles(folder).done)
     if not isinstance(record, dict) or not isinstance(done, dict):
         return False
-    kinds = {a.kind for a in store.list() if a.key == folder.name and a.execution == record.get("execution")}
-    return kinds >= set(done.get("outputs", [""]))
+    live = (store.read(*found) for found in store.folders(prefix=folder.name) if not found[2])
+    published = {artifact.kind for artifact in live if artifact and artifact.execution == record.get("execution")}
+    return published >= set(done.get("outputs", [""]))
 
 
 def _artifacts(store: Store, rules: RetentionConfig) -> Iterator[Garbage]:
@@ -285,7 +293,7 @@ def _artifacts(store: Store, rules: RetentionConfig) -> Iterator[Garbage]:
     by_folder = {artifact.folder: artifact for artifact in artifacts}
     for _, key, number, folder in store.folders():
         artifact = by_folder.get(folder)
-        if not (folder / MANIFEST).exists():
+        if artifact is None and not (folder / MANIFEST).exists():
             if folder.parent.is_symlink():  # another folder than the store's, of which nothing shows that it is ours
                 continue
             yield Garbage(folder, _size(folder), "no manifest: not an artifact", key)

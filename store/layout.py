@@ -17,6 +17,7 @@ from nautile.common.files import read_json
 
 # Folders that are at the remote too, under the same name.
 STAGING, EVENTS, REPLIES = "staging", "events", "replies"
+VERIFIED = "verified"
 ARTIFACT_FOLDER = "artifacts"
 # In a staging folder, for patterns of names.
 CHECKPOINTS = "checkpoints"  # wherever a stage keeps its own (model/training/checkpoint.py)
@@ -39,7 +40,7 @@ class Layout:
         self.replies = root / REPLIES  # paid replies, in a folder for each model (data/endpoints/reply_cache.py)
         self.logs = root / "logs"  # what stages, services and commands have printed
         self.locks = root / "locks"  # the lock files of keys, runs, slots and of the catalog
-        self.verified = root / "verified"  # stamps of large files that were verified (store/manifest.py)
+        self.verified = root / VERIFIED  # stamps of large files that were verified (store/manifest.py)
         self.compiled = root / "compiled"  # JAX's compilation cache
         self.cache = root / "cache"  # what can be made again or fetched again
         self.sweeps = root / "sweeps"  # a record of each sweep
@@ -73,14 +74,25 @@ class Layout:
         return self.root / "configurations" / f"{digest}.json"
 
 
+class _In:
+    """An attribute: the path of this name in the folder of a `ChildFiles`, made when it is asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, files: "ChildFiles", _: object) -> Path:
+        return files.folder / self._name
+
+
 class ChildFiles:
     """The files that one child writes for its parent: its log, its progress, and the error that ended it."""
 
+    log = _In(LOG)
+    live = _In("live.json")
+    error_path = _In("error.json")
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.log = folder / LOG
-        self.live = folder / "live.json"
-        self.error_path = folder / "error.json"
 
     def error(self) -> dict[str, Any] | None:
         """`type` and `message` of the error that ended the child; None if it could not write them."""
@@ -108,22 +120,20 @@ class ChildFiles:
 class StagingFiles(ChildFiles):
     """The paths in the staging folder of a key."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.execution = folder / EXECUTION  # the execution that works here, and its latest attempt
-        self.request = folder / "request.json"  # what the child is to do
-        self.done = folder / "done.json"  # exists once the work is complete: the kinds that it wrote
-        self.retry = folder / "retry.json"  # why the next attempt begins only later
-        self.failure = folder / "failure.json"  # why a run of a sweep has failed here, for its other runs
-        self.publication = folder / "publication.json"  # the id under which this machine publishes the outputs
-        # {"at": time of the last snapshot sent or null, "error": why none could be sent since, or ""}
-        self.uploads = folder / "uploads.json"
-        self.sent = folder / "sent.json"  # {"snapshot": id, "files": name -> [bytes, ctime]} of the last snapshot sent
-        self.lease = folder / FAN_OUTS / "lease.json"  # which attempt's work items may still run
-        self.scratch = folder / SCRATCH  # resumable state that is not published
-        self.checkpoints = self.scratch / CHECKPOINTS  # of a training
-        self.saved_steps = self.scratch / STEPS  # a folder for each saved step of a training
-        self.outputs = folder / "output"  # a folder for each kind, published when the work is done
+    execution = _In(EXECUTION)  # the execution that works here, and its latest attempt
+    request = _In("request.json")  # what the child is to do
+    done = _In("done.json")  # exists once the work is complete: the kinds that it wrote
+    retry = _In("retry.json")  # why the next attempt begins only later
+    failure = _In("failure.json")  # why a run of a sweep has failed here, for its other runs
+    publication = _In("publication.json")  # the id under which this machine publishes the outputs
+    # {"at": time of the last snapshot sent or null, "error": why none could be sent since, or ""}
+    uploads = _In("uploads.json")
+    sent = _In("sent.json")  # {"snapshot": id, "files": name -> [bytes, ctime]} of the last snapshot sent
+    lease = _In(f"{FAN_OUTS}/lease.json")  # which attempt's work items may still run
+    scratch = _In(SCRATCH)  # resumable state that is not published
+    checkpoints = _In(f"{SCRATCH}/{CHECKPOINTS}")  # of a training
+    saved_steps = _In(f"{SCRATCH}/{STEPS}")  # a folder for each saved step of a training
+    outputs = _In("output")  # a folder for each kind, published when the work is done
 
     @property
     def store_root(self) -> Path:

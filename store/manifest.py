@@ -45,7 +45,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import read_json, sha256_of, sync_folder, write_json
 from nautile.common.text import one_line
 from nautile.configs.base import fingerprint
-from nautile.store.layout import Layout
+from nautile.store.layout import VERIFIED
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,8 @@ _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 def _plain(text: str) -> str:
+    if text.isascii() and text.isprintable():
+        return text
     text.encode()  # JSON can spell half of a surrogate pair, which no database stores; the error is a `ValueError`
     if text != one_line(text):  # a terminal shows it as a part of a line
         raise ValueError("has a line break or another control character")
@@ -258,7 +260,7 @@ def with_seal(manifest: dict[str, Any]) -> dict[str, Any]:
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Read the manifest in `folder`; None if it is missing, not a regular file, or damaged (`checked_manifest`)."""
     path = folder / MANIFEST
-    if path.is_symlink() or not path.is_file():
+    if _stamp(path) is None:
         return None
     return checked_manifest(read_json(path, limit=LARGEST_MANIFEST), str(path))
 
@@ -354,11 +356,17 @@ def damaged_files(root: Path, folder: Path, files: dict[str, dict[str, Any]], *,
     """
     visible: list[str] = []
     links: list[str] = []
-    for parent, folders, names in os.walk(folder):
-        inside = parent[len(str(folder)) + 1 :]
-        visible += [os.path.join(inside, name) for name in names]
-        entries = (os.path.join(inside, name) for name in (*folders, *names))
-        links += [name for name in entries if os.path.islink(os.path.join(folder, name))]
+    pending = [""]
+    while pending:
+        inside = pending.pop()
+        with suppress(OSError), os.scandir(f"{folder}/{inside}") as entries:
+            for found in entries:
+                name = inside + found.name
+                links += [name] if found.is_symlink() else []
+                if not found.is_dir():
+                    visible.append(name)
+                elif not found.is_symlink():
+                    pending.append(f"{name}/")
     # Unexpected files. Hidden ones are ignored: file browsers and NFS create them.
     unexpected = {name for name in visible if not any(part.startswith(".") for part in name.split("/"))}
     damaged = [f"{name} (not in the manifest)" for name in sorted(unexpected - files.keys() - {MANIFEST})]
@@ -404,7 +412,7 @@ def trust_files(root: Path, folder: Path, files: dict[str, dict[str, Any]]) -> N
 
 def _record_path(root: Path, folder: Path) -> Path:
     """The file with the stamps (name -> stamp) of the large files in `folder` that were verified."""
-    return Layout(root).verified / f"{folder.parent.name}-{folder.name}.json"
+    return root / VERIFIED / f"{folder.parent.name}-{folder.name}.json"
 
 
 def _save_stamps(

@@ -110,6 +110,7 @@ def _step(
         kind, key, folder, stage=stage, version=1, config={"seed": 0}, inputs=inputs, execution=execution, run=run,
         facts={"samples": QUESTIONS} if stage == "evaluate" else {}, label=step["label"],
     )  # fmt: skip
+    store.discard(store.staging_files(key).folder)
     row = {"id": f"{rng.getrandbits(128):032x}", "run": run, "config": "local", "stage": stage, "attempt": 1}
     row |= {"label": step["label"], "key": key, "execution": execution, "state": "done", "reused": False}
     row |= {"seconds": 540.0, "peak_bytes": 2**30, "outputs": {kind: artifact.id}, "host": host()}

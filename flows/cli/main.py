@@ -501,8 +501,10 @@ class CommandGroup(TyperGroup):
             if panel is None:
                 return None
             command = PANELS[panel][name]
-            is_use = isinstance(command, UseCommand)
-            self._built[name] = CommandByReference(name, panel, *command) if is_use else built(name, command, panel)
+            if isinstance(command, UseCommand):
+                self._built[name] = CommandByReference(name, panel, *command)
+            else:
+                self._built[name] = built(name, command, panel)
         return self._built[name]
 
     def list_commands(self, _: object) -> list[str]:

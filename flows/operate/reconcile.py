@@ -6,7 +6,6 @@ suspended), are not changed.
 """
 
 import logging
-import math
 import os
 import time
 from collections import Counter
@@ -45,7 +44,7 @@ from nautile.flows.operate.prefect_calls import call
 from nautile.flows.plans import record_interrupted
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
-from nautile.store.garbage import STALE_DAYS, collect, find_garbage, unfinished_work
+from nautile.store.garbage import STALE_DAYS, collect, leftover_staging, unfinished_work
 from nautile.store.layout import StagingFiles
 from nautile.store.locks import locks_work
 from nautile.store.manifest import KEY, host
@@ -231,8 +230,7 @@ def unheld_slots(api: str) -> dict[str, int]:
 
 def staging(store: Store) -> Iterator[Reconciled]:
     """Remove leftover staging folders whose work is published or discarded. Unfinished work is kept."""
-    leftovers = [item for item in find_garbage(store, stale_days=math.inf) if item.path.parent == store.staging_root]
-    for item in collect(store, leftovers):
+    for item in collect(store, leftover_staging(store)):
         yield Reconciled("staging", item.path.name[:18], f"{item.reason}; {size(item.bytes)} removed")
 
 
