@@ -43,6 +43,7 @@ from nautile.flows.cli.terminal import (
     SetOption,
     complete_stage,
     console_for,
+    keep_programs,
     listed_as,
     print_markdown,
     show_as,
@@ -218,6 +219,7 @@ def chat(
 
     settings = ChatSettings(max_tokens, temperature, top_k, top_p, thinking_budget, seed)
     folder = checkpoint_folder(checkpoint)
+    keep_programs()
     session = Chat(load_runtime(runtime, folder), settings)
     name = heading(folder, checkpoint_name(folder))
     if checkpoint is None and not (prompt is None and sys.stdin.isatty()):  # a conversation begins with the name
@@ -251,6 +253,7 @@ def evaluate(
     from nautile.flows.named import checkpoint_folder
 
     other = None if against is None else checkpoint_folder(against)
+    keep_programs()
     result = evaluate_folder(checkpoint_folder(checkpoint), runtime, other, load(config), problems)
     show_as(result, as_json, evaluation_view)
 

@@ -15,7 +15,7 @@ import typer
 
 from nautile.common.errors import ConfigError
 from nautile.common.processes import ExitCode, collector_paused, is_loopback, listen, url_host
-from nautile.flows.cli.terminal import CheckpointArgument, RuntimeOption, console_for, the_store
+from nautile.flows.cli.terminal import CheckpointArgument, RuntimeOption, console_for, keep_programs
 
 
 def serve(
@@ -43,7 +43,6 @@ def serve(
         from nautile.flows.operate.own_page import OwnPageOnly
         from nautile.flows.serve.http import ImpatientProtocol, ServedModel, application, raise_descriptor_limit
         from nautile.flows.serve.protocol import ApiError
-        from nautile.model.compile_cache import enable_compile_cache
         from nautile.model.decoding.engine import Engine
         from nautile.model.runtimes.load import load_runtime
         from nautile.store.artifacts import checkpoint_name
@@ -52,9 +51,7 @@ def serve(
     if key == "":
         raise ConfigError(f"--key-env {key_env}: this environment variable is not set; set it, or omit the option")
     folder = checkpoint_folder(checkpoint)
-    store = the_store()
-    if store.root.exists():
-        enable_compile_cache(store.compiled)
+    keep_programs()
     loaded = load_runtime(runtime, folder)
     model, tokenizer = loaded.config, tokenizer_for(loaded.tokenizer)
     # An id beyond the embedding would be clamped by JAX without an error, and the server would answer with nonsense.

@@ -132,6 +132,18 @@ def the_store() -> Any:
     return open_store()
 
 
+def keep_programs() -> None:
+    """Keep the programs that this process compiles in the store, if there is one: the next start loads them.
+
+    They are most of the time to the first token of a small model.
+    """
+    from nautile.model.compile_cache import enable_compile_cache
+
+    store = the_store()
+    if store.root.exists():
+        enable_compile_cache(store.compiled)
+
+
 def unexpected(error: Exception) -> tuple[str, int]:
     """The line about an error that no command expects, and the exit code.
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from nautile.flows.cli.terminal import json_text, print_markdown
+from nautile.flows.cli.terminal import json_text, keep_programs, print_markdown
 from nautile.flows.render import CleanConsole
 from nautile.store.manifest import now
 from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
@@ -28,6 +28,13 @@ ESCAPES = (
 HOSTILE = "".join(ESCAPES)
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of Rich itself
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+CACHE_SETTINGS = (
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)
 
 
 def table():
@@ -122,3 +129,22 @@ def test_names_of_events_and_facts_of_manifests_forge_no_line_and_no_escape(stor
         assert not CONTROLS.search(out + err), command
         if words[0] != "note":  # a note may have several lines
             assert not [line for line in (out + err).splitlines() if line.startswith("align")], command
+
+
+def test_what_a_command_compiles_is_kept_in_the_store(store, monkeypatch, tmp_path):
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    before = {name: getattr(jax.config, name) for name in CACHE_SETTINGS}
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    try:
+        monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "none"))
+        keep_programs()
+        assert jax.config.jax_compilation_cache_dir == before["jax_compilation_cache_dir"]
+        monkeypatch.setenv("NAUTILE_STORE", str(store.root))
+        keep_programs()
+        assert jax.config.jax_compilation_cache_dir.startswith(str(store.compiled))
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
