@@ -32,7 +32,7 @@ from nautile.common.file_locks import has_locks
 from nautile.common.files import NOT_WRITABLE, atomic_path, writing
 from nautile.common.text import first_line
 from nautile.store.artifacts import Store
-from nautile.store.bulk import LEAST, insert_plain
+from nautile.store.bulk import LEAST, insert_plain, insert_rows
 from nautile.store.events import READ_LIMIT, parse_event, read_lines
 from nautile.store.layout import ARTIFACT_FOLDER, EVENTS
 from nautile.store.locks import KeyLock, flock_until
@@ -65,8 +65,8 @@ _VIEWS_AND_TABLES = """
 SELECT 'VIEW', schema_name, view_name FROM duckdb_views() WHERE NOT internal
 UNION ALL SELECT 'TABLE', schema_name, table_name FROM duckdb_tables() WHERE NOT internal
 """
-BULK_READ = 2**28  # bytes of events in a transaction of a rebuild
-BULK_MEMORY = "200MB"  # of DuckDB's buffers in a rebuild, until the keys are made; the rest is on disk
+BULK_READ = 2**26  # bytes of events in a transaction of a rebuild, of which nobody waits for the end
+BULK_MEMORY = "120MB"  # of DuckDB's buffers in a rebuild; the rest is on disk
 RECORDED = tuple(table for table in TABLES if table.place == "recorded")
 SLICE = 2**20  # bytes of events between two checks of the time limit: about half a second
 # Extensions are not downloaded from the network. Two threads are enough for such small transactions.
@@ -135,10 +135,7 @@ class Catalog:
         self.store = store
         self.path = store.catalog_path
         self._lock_path = store.locks / "catalog.lock"  # its mtime is the end of the last `ingest`
-        # Whether the file is empty, and no other process opens it. Then it stays open while all is ingested, and the
-        # large tables get their keys at the end: else each opening reads the indexes of all rows, and each closing
-        # writes them.
-        self._is_new = False
+        self._is_new = False  # whether no other process opens the file: then it stays open while all is ingested
 
     def ingest(self, *, patience: float = PATIENCE_S, most_s: float = math.inf) -> int:
         """Read manifests and events written since the last call; returns the number of rows written.
@@ -154,27 +151,16 @@ class Catalog:
             only = opened.enter_context(self._writable(patience)) if self._is_new else None
             if only:
                 only.execute(f"SET memory_limit = '{BULK_MEMORY}'")
-                self._execute_each(only, [table.drop_key() for table in RECORDED])
             while has_more:  # a long backlog takes several short transactions
                 with nullcontext(only) if only else self._writable(patience) as connection:
                     with self._transaction(connection):
-                        written, has_more = self._ingest_batch(connection, deadline, keyed=only is None)
+                        written, has_more = self._ingest_batch(connection, deadline, BULK_READ if only else READ_LIMIT)
                     rows += written
                 if time.monotonic() >= deadline:
                     break
-            if only:
-                only.execute("RESET memory_limit")  # an index must fit into memory while it is made
-                for table in RECORDED:
-                    self._execute_each(only, table.add_key())
         with suppress(OSError):
             os.utime(self._lock_path)
         return rows
-
-    def _execute_each(self, connection: duckdb.DuckDBPyConnection, statements: Sequence[str]) -> None:
-        """Execute statements in transactions of their own: DuckDB makes no index of what one has changed before."""
-        for statement in statements:
-            with self._transaction(connection):
-                connection.execute(statement)
 
     @contextmanager
     def caught_up(self, *, patience: float = PATIENCE_S) -> Iterator["CatalogReader"]:
@@ -325,18 +311,14 @@ class Catalog:
         except DAMAGE as error:
             raise _unusable(self.path, error) from None
 
-    def _ingest_batch(
-        self, connection: duckdb.DuckDBPyConnection, deadline: float, *, keyed: bool = True
-    ) -> tuple[int, bool]:
-        """Ingest all new manifests and up to about `READ_LIMIT` bytes of events, fewer if `deadline` passes.
+    def _ingest_batch(self, connection: duckdb.DuckDBPyConnection, deadline: float, most: int) -> tuple[int, bool]:
+        """Ingest all new manifests and up to about `most` bytes of events, fewer if `deadline` passes.
 
-        Without keys (`CatalogTable.insert`) it is `BULK_READ` bytes, since nobody waits for the end of the transaction.
         Returns the number of rows written, and whether there is more to read.
         """
         # Inside the transaction: another process may have read further since our last one.
         positions = dict(connection.execute("SELECT path, position FROM ingested").fetchall())
         written = self._ingest_manifests(connection, positions)
-        most = READ_LIMIT if keyed else BULK_READ
         budget = most
         slice_bytes = 4 * SLICE if deadline == math.inf else SLICE
         # Events of many files are inserted together: a statement takes milliseconds however few rows it has, and other
@@ -347,7 +329,7 @@ class Catalog:
 
         def insert() -> None:
             nonlocal written, batch_bytes
-            written += _insert_lines(connection, batch, keyed)
+            written += _insert_lines(connection, batch)
             _set_positions(connection, new_positions)
             batch.clear()
             new_positions.clear()
@@ -611,24 +593,21 @@ def _create_empty(connection: duckdb.DuckDBPyConnection) -> None:
     _set_positions(connection, {"schema": SCHEMA})
 
 
-def _insert_lines(connection: duckdb.DuckDBPyConnection, batch: list[tuple[str, bytes]], keyed: bool) -> int:
+def _insert_lines(connection: duckdb.DuckDBPyConnection, batch: list[tuple[str, bytes]]) -> int:
     """Insert the events of lines, each with the name of its file; returns the number of rows."""
-    taken = insert_plain(connection, [line for _, line in batch], keyed) if len(batch) >= LEAST else set()
+    taken = insert_plain(connection, [line for _, line in batch]) if len(batch) >= LEAST else set()
     rest = [named for place, named in enumerate(batch) if place not in taken]
     parsed = ((name, parse_event(line, name)) for name, line in rest)
-    events = ((name, event) for name, event in parsed if event is not None)
-    return len(taken) + _insert_events(connection, events, keyed)
+    return len(taken) + _insert_events(connection, ((name, event) for name, event in parsed if event is not None))
 
 
-def _insert_events(
-    connection: duckdb.DuckDBPyConnection, events: Iterable[tuple[str, dict[str, Any]]], keyed: bool
-) -> int:
+def _insert_events(connection: duckdb.DuckDBPyConnection, events: Iterable[tuple[str, dict[str, Any]]]) -> int:
     """Insert events, each with the name of its file; returns the number of rows.
 
     An event that does not fit its table is logged, left out and counted.
     """
-    # Kind -> id -> row. Of several events with one id only one is inserted: a statement may set a row only once.
-    by_table: dict[str, dict[str, dict[str, Any]]] = {}
+    # Kind -> key -> row. Of several events with one key only one is inserted: a statement may set a row only once.
+    by_table: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {}
     left_out: Counter[str] = Counter()
     for name, event in events:
         if event["kind"] not in TABLE_OF_EVENT:
@@ -641,22 +620,25 @@ def _insert_events(
             logger.warning("%s: event %.80s is left out: %s", name, event["id"], error)
             left_out[name] += 1
             continue
-        rows, precedence = by_table.setdefault(event["kind"], {}), TABLE_OF_EVENT[event["kind"]].precedence
-        if row["id"] not in rows or precedence(row) >= precedence(rows[row["id"]]):
-            rows[row["id"]] = row
+        table = TABLE_OF_EVENT[event["kind"]]
+        rows, key = by_table.setdefault(event["kind"], {}), tuple(row[column] for column in table.key)
+        if key not in rows or table.precedence(row) >= table.precedence(rows[key]):
+            rows[key] = row
     for kind, rows in by_table.items():
-        table = TABLE_OF_EVENT[kind]
-        _insert(connection, table, list(rows.values()), keyed=keyed or table not in RECORDED)
+        _insert(connection, TABLE_OF_EVENT[kind], list(rows.values()))
     for name, count in left_out.items():
         connection.execute(_ADD_POSITION, [LEFT_OUT + name, count])
     return sum(len(rows) for rows in by_table.values())
 
 
-def _insert(
-    connection: duckdb.DuckDBPyConnection, table: CatalogTable, rows: list[dict[str, Any]], *, keyed: bool = True
-) -> None:
-    if rows:
-        connection.execute(table.upsert(keyed=keyed), [[row[name] for row in rows] for name in table.columns])
+def _insert(connection: duckdb.DuckDBPyConnection, table: CatalogTable, rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    columns = [[row[name] for row in rows] for name in table.columns]
+    if table in RECORDED:
+        insert_rows(connection, table, table.rows(), columns)
+    else:
+        connection.execute(table.insert(table.rows()), columns)
 
 
 def _set_positions(connection: duckdb.DuckDBPyConnection, positions: dict[str, int]) -> None:

@@ -131,18 +131,19 @@ def checked_fields(kind: str, fields: Mapping[str, Any], time: datetime) -> dict
     return {name: value for name, value in checked.items() if value is not None}
 
 
-SCHEMA = 2  # a catalog with another number is built anew
+SCHEMA = 3  # a catalog with another number is built anew
 
 
 @dataclass(frozen=True)
 class CatalogTable:
-    """A table of the catalog: its name, its column definitions in SQL, and its primary key."""
+    """A table of the catalog: its name, its column definitions in SQL, and the columns that identify a row."""
 
     name: str
     definition: str
     key: tuple[str, ...] = ("id",)
     open_state: str = ""  # value of the column `state` that any other value replaces, even one with an earlier time
-    place: str = "main"  # DuckDB's schema; `recorded`: queries read the view of its name, which adds the run and step
+    # DuckDB's schema. `recorded`: the events of all steps; queries read the view of its name, with the run and step.
+    place: str = "main"
 
     @cached_property
     def columns(self) -> dict[str, str]:
@@ -173,38 +174,23 @@ class CatalogTable:
 
     def create(self) -> str:
         columns = ", ".join(f"{name} {kind}" for name, kind in self.columns.items())
-        return f"CREATE TABLE {self.place}.{self.name} ({columns}, PRIMARY KEY ({', '.join(self.key)}))"
+        # Of the events of all steps an index would be larger than the rows, in memory while it is made: what inserts
+        # them looks for those that are there (`store.bulk.insert_rows`).
+        key = "" if self.place == "recorded" else f", PRIMARY KEY ({', '.join(self.key)})"
+        return f"CREATE TABLE {self.place}.{self.name} ({columns}{key})"
 
-    def upsert(self, *, keyed: bool = True) -> str:
-        """The statement that inserts or updates rows, with one list per column as parameters. `keyed`: as `insert`."""
-        # Columns as lists: a statement takes milliseconds, however few rows it inserts.
-        columns = ", ".join(f"unnest(?::{kind}[])" for kind in self.columns.values())
-        return self.insert(f"SELECT {columns}", keyed=keyed)
+    def rows(self) -> str:
+        """The query of rows that are given as one list per column, as parameters."""
+        # A statement takes milliseconds, however few rows it inserts.
+        columns = (f'unnest(?::{kind}[]) AS "{name}"' for name, kind in self.columns.items())
+        return f"SELECT {', '.join(columns)}"
 
-    def drop_key(self) -> str:
-        """The statement that gives the table, which must be empty, no key: its index costs more than the rows."""
-        columns = ", ".join(f"{name} {kind}" for name, kind in self.columns.items())
-        return f"CREATE OR REPLACE TABLE {self.place}.{self.name} ({columns})"
-
-    def add_key(self) -> list[str]:
-        """The statements that leave the row of each id that the others would not replace, and add the key."""
-        table, key = f"{self.place}.{self.name}", ", ".join(self.key)
-        return [
-            f"DELETE FROM {table} WHERE rowid IN (SELECT row FROM (SELECT rowid AS row, row_number() OVER ("
-            f"PARTITION BY {key} ORDER BY time DESC, rowid DESC) AS place FROM {table} WHERE {key} IN ("
-            f"SELECT {key} FROM {table} GROUP BY {key} HAVING count(*) > 1)) WHERE place > 1)",
-            f"ALTER TABLE {table} ADD PRIMARY KEY ({key})",
-        ]
-
-    def insert(self, rows: str, *, keyed: bool = True) -> str:
+    def insert(self, rows: str) -> str:
         """The statement that inserts the rows of a query, whose columns are those of the table, or updates by them.
 
-        An older event never replaces a newer one (see `precedence`). `keyed`: whether the table has its key; without it
-        all rows are inserted (see `add_key`).
+        An older event never replaces a newer one (see `precedence`). For a table with an index.
         """
         names = list(self.columns)
-        if not keyed:
-            return f"INSERT INTO {self.place}.{self.name} ({', '.join(names)}) {rows}"
         newer = ""
         if "time" in names:
             newer = f" WHERE {self._sql_precedence('excluded')} >= {self._sql_precedence(self.name)}"
@@ -261,6 +247,7 @@ METRICS = CatalogTable(
     id VARCHAR, execution VARCHAR, stage VARCHAR, name VARCHAR, step BIGINT, value DOUBLE, source VARCHAR,
     time TIMESTAMP
     """,
+    key=("execution", "id"),
     place="recorded",
 )
 CALLS = CatalogTable(
@@ -272,6 +259,7 @@ CALLS = CatalogTable(
     fields JSON,  -- all other fields of the event
     time TIMESTAMP
     """,
+    key=("execution", "id"),
     place="recorded",
 )
 SAMPLES = CatalogTable(
@@ -279,6 +267,7 @@ SAMPLES = CatalogTable(
     """
     id VARCHAR, execution VARCHAR, stage VARCHAR, set VARCHAR, index BIGINT, fields JSON, time TIMESTAMP
     """,
+    key=("execution", "id"),
     place="recorded",
 )
 PLANS = CatalogTable(

@@ -59,7 +59,7 @@ FROM own GROUP BY execution
 def _with_step(table: str) -> CatalogView:
     """The events of an execution with the run and the step that it belongs to."""
     query = f"SELECT t.*, e.run, e.label FROM recorded.{table} t LEFT JOIN executions e USING (execution)"
-    return CatalogView(table, ("id",), query)
+    return CatalogView(table, ("execution", "id"), query)
 
 
 # Accelerators of an execution, as its child process found them, and the price of one for a second, nothing of a CPU;

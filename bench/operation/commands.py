@@ -3,13 +3,15 @@
     python bench/operation/commands.py STORE... [--repeats 5] [--others CHECKOUT] [--rebuild] [--json FILE]
 
 STORE: a folder of `large_store.py`, as one of 50 runs and one of 500. Each command runs `repeats` times in a process of
-its own, in turn over the stores and with `--others` also with the code of another checkout; the figures are the least
+its own, in turn over the stores and with `--others` also with the code of another checkout, which has a copy of each
+store beside it (`STORE.others`, of hard links), since their catalogs may differ. The figures are the least
 and the median of user and system time, which other programs change less than wall time. The last column is the least
 time over the last store as a multiple of that over the first. `--rebuild` also rebuilds each catalog once.
 """
 
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from bench.measure import argument_parser, write_results
 from nautile.store.artifacts import Store
 
 ROOT = Path(__file__).resolve().parents[2]
+OTHERS = ".others"
 START = "import sys; sys.argv[0] = 'nautile'; from nautile.flows.cli.main import script; script()"
 REBUILD = "import resource, sys; from nautile.store import artifacts, catalog; "
 REBUILD += "catalog.Catalog(artifacts.Store(sys.argv[1])).rebuild(); "
@@ -30,8 +33,8 @@ REBUILD += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
 
 def commands(store: Path) -> dict[str, list[str]]:
     """Name -> words of the commands that are measured, about the newest artifacts and runs of a store."""
-    newest, run = Store(store).list("checkpoint")[-1].id, Store(store).list("report")
-    first, last = (artifact.manifest["run"] for artifact in (run[0], run[-1]))
+    newest, reports = Store(store).list("checkpoint")[-1].id, Store(store).list("report")
+    first, last = (artifact.manifest["run"] for artifact in (reports[0], reports[-1]))
     return {
         "--help": ["--help"],
         "status": ["status"],
@@ -47,6 +50,14 @@ def commands(store: Path) -> dict[str, list[str]]:
         "store verify": ["store", "verify"],
         "reconcile": ["reconcile"],
     }
+
+
+def copied(store: Path) -> Path:
+    """The copy of a store for other code, of hard links and without a catalog; made if there is none."""
+    copy = store.with_name(store.name + OTHERS)
+    if not copy.exists():
+        shutil.copytree(store, copy, copy_function=os.link, ignore=shutil.ignore_patterns("catalog.*"))
+    return copy
 
 
 def processor_seconds(code: Path, program: str, words: list[str], store: Path) -> tuple[float, str]:
@@ -70,17 +81,20 @@ def main() -> None:
     codes = {"here": ROOT} | ({"others": arguments.others.resolve()} if arguments.others else {})
     stores = [store.resolve() for store in arguments.stores]
     words_of = {store: commands(store) for store in stores}
+    place = {(name, store): store if name == "here" else copied(store) for name in codes for store in stores}
     rows: list[dict[str, Any]] = []
     if arguments.rebuild:
         for name, code in codes.items():
-            measured = [processor_seconds(code, REBUILD, [str(store)], store) for store in stores]
+            folders = [place[name, store] for store in stores]
+            measured = [processor_seconds(code, REBUILD, [str(folder)], folder) for folder in folders]
             rows.append({"command": "rebuild", "code": name, "seconds": [[seconds] for seconds, _ in measured]})
-            rows[-1]["memory_mib"] = [int(printed) for _, printed in measured]
+            # Behind what DuckDB prints of its progress where Python runs a text.
+            rows[-1]["memory_mib"] = [int(printed.split()[-1]) for _, printed in measured]
     for command in words_of[stores[0]]:
         times: dict[tuple[str, Path], list[float]] = {(name, store): [] for name in codes for store in stores}
         for repeat in range(arguments.repeats + 1):
             for (name, store), seconds in times.items():
-                spent, _ = processor_seconds(codes[name], START, words_of[store][command], store)
+                spent, _ = processor_seconds(codes[name], START, words_of[store][command], place[name, store])
                 seconds += [spent] if repeat else []  # the first one reads what was written since the last
         rows += [
             {"command": command, "code": name, "seconds": [times[name, store] for store in stores]} for name in codes

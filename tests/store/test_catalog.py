@@ -495,6 +495,27 @@ def test_a_store_that_cannot_be_written_is_read_as_it_is(store, catalog, monkeyp
         catalog.catch_up()
 
 
+@pytest.mark.parametrize("least", [1, 1000])  # events in bulk, and one by one
+def test_of_two_records_of_an_event_the_newer_stays_whichever_is_read_first(store, catalog, monkeypatch, least):
+    monkeypatch.setattr(catalogs, "LEAST", least)
+    store.prepare()
+
+    def record(file, value, time, execution="e1"):
+        event = {"id": "m", "kind": "metric", "execution": execution, "stage": "toy", "time": time}
+        line = json.dumps(event | {"fields": {"name": "loss", "step": 1, "value": value}})
+        with (store.events / f"{file}.jsonl").open("a") as lines:
+            lines.write(f"{line}\n")
+        catalog.ingest()
+        return [row["value"] for row in catalog.query("SELECT value FROM metrics ORDER BY execution")]
+
+    assert record("b", 1.0, time=5) == [1.0]
+    assert record("a", 2.0, time=4) == [1.0]
+    assert record("c", 3.0, time=6) == [3.0]
+    assert record("c", 4.0, time=6) == [4.0]
+    assert record("d", 5.0, time=9, execution="e2") == [4.0, 5.0]  # no event of another execution is replaced
+    assert catalog.rebuild()["metrics"] == 2
+
+
 def test_a_reader_knows_what_is_not_in_the_catalog_yet(store, catalog):
     def is_current():
         with catalog.reading() as reader:
