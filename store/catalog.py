@@ -65,7 +65,6 @@ _VIEWS_AND_TABLES = """
 SELECT 'VIEW', schema_name, view_name FROM duckdb_views() WHERE NOT internal
 UNION ALL SELECT 'TABLE', schema_name, table_name FROM duckdb_tables() WHERE NOT internal
 """
-BULK_READ = 2**26  # bytes of events in a transaction of a rebuild, of which nobody waits for the end
 BULK_MEMORY = "120MB"  # of DuckDB's buffers in a rebuild; the rest is on disk
 RECORDED = tuple(table for table in TABLES if table.place == "recorded")
 SLICE = 2**20  # bytes of events between two checks of the time limit: about half a second
@@ -151,10 +150,11 @@ class Catalog:
             only = opened.enter_context(self._writable(patience)) if self._is_new else None
             if only:
                 only.execute(f"SET memory_limit = '{BULK_MEMORY}'")
+                only.execute("SET checkpoint_threshold = '1TB'")  # once, as the file is closed
             while has_more:  # a long backlog takes several short transactions
                 with nullcontext(only) if only else self._writable(patience) as connection:
                     with self._transaction(connection):
-                        written, has_more = self._ingest_batch(connection, deadline, BULK_READ if only else READ_LIMIT)
+                        written, has_more = self._ingest_batch(connection, deadline)
                     rows += written
                 if time.monotonic() >= deadline:
                     break
@@ -311,15 +311,15 @@ class Catalog:
         except DAMAGE as error:
             raise _unusable(self.path, error) from None
 
-    def _ingest_batch(self, connection: duckdb.DuckDBPyConnection, deadline: float, most: int) -> tuple[int, bool]:
-        """Ingest all new manifests and up to about `most` bytes of events, fewer if `deadline` passes.
+    def _ingest_batch(self, connection: duckdb.DuckDBPyConnection, deadline: float) -> tuple[int, bool]:
+        """Ingest all new manifests and up to about `READ_LIMIT` bytes of events, fewer if `deadline` passes.
 
         Returns the number of rows written, and whether there is more to read.
         """
         # Inside the transaction: another process may have read further since our last one.
         positions = dict(connection.execute("SELECT path, position FROM ingested").fetchall())
         written = self._ingest_manifests(connection, positions)
-        budget = most
+        budget = READ_LIMIT
         slice_bytes = 4 * SLICE if deadline == math.inf else SLICE
         # Events of many files are inserted together: a statement takes milliseconds however few rows it has, and other
         # processes wait for the lock.
@@ -341,7 +341,7 @@ class Catalog:
                 continue
             path = self.store.root / name
             while position < size:
-                if budget <= 0 or (budget < most and time.monotonic() >= deadline):
+                if budget <= 0 or (budget < READ_LIMIT and time.monotonic() >= deadline):
                     insert()
                     return written, True
                 lines, end = read_lines(path, position, min(budget, slice_bytes))
