@@ -166,8 +166,10 @@ def runs(
         left_out = events_left_out(query)
     queued = _queued_runs(store)
     waiting = [] if match or state not in (None, "queued") else queued_rows(queued or [], rows)
-    if match and not rows and not as_json:
-        raise ConfigError(f"no run has {match!r} in its id, name, configuration, changes, state, note or tags")
+    if (match or state) and not (rows or waiting or as_json):
+        which = [f"is {state}"] if state else []
+        which += [f"has {match!r} in its id, name, configuration, changes, state, note or tags"] if match else []
+        raise ConfigError(f"no run {' and '.join(which)}")
     show_as([*waiting, *rows], as_json, runs_table)
     if queued is None:
         line = "the server of `nautile up` does not answer: runs that wait there for a process are not listed"

@@ -136,6 +136,8 @@ def test_runs_are_found_by_the_state_that_is_shown(store, command_line, monkeypa
     assert listed("--state", "interrupted") == listed("--match", "interrupted") == ["killed"]
     assert listed("--state", "running") == listed("--match", "running") == []
     assert listed("--state", "done") == ["ended"]
+    code, _, err = command_line("runs", "--state", "failed")
+    assert (code, err.strip()) == (2, "no run is failed")
 
 
 @pytest.mark.parametrize(("state", "resume"), [("done", None), ("failed", "nautile run toy")])
