@@ -280,7 +280,7 @@ def tokens_peer(folder: Path, rounds: Rounds, done: Done) -> None:
                 str(out), tokenizer_name_or_path=str(folder / "export" / "tokenizer.json"), eos_token=None
             ),
         ]
-        LocalPipelineExecutor(pipeline=steps, tasks=1, logging_dir=str(out / "logs")).run()
+        LocalPipelineExecutor(pipeline=steps, tasks=1, logging_dir=str(out / "log")).run()
         done(sum(file.stat().st_size for file in out.glob("*.ds")) / 2)
 
 
@@ -349,7 +349,7 @@ def measure(row: str, side: str, folder: Path, warm: int) -> list[tuple[float, f
         side.removesuffix(KEPT),
         str(folder),
     ]
-    log = folder / "log.txt"
+    log = folder / "errors.txt"
     with log.open("w") as errors:
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True

@@ -34,7 +34,6 @@ from nautile.model.layers.sca import sca
 from nautile.model.loss import next_logits, token_logprobs
 from nautile.model.nautile import embed, forward
 
-
 FEWEST_SCORED = 32  # tokens of a text: below this, a second compilation costs more than the columns
 
 

@@ -404,7 +404,7 @@ class SlotPrograms(Protocol):
         ...
 
     def prepare(self, rows: Sequence[int]) -> Iterator[Any]:
-        """Compile what prefills each number of `rows` prompts, one program at a time; yields what `fill` takes, empty."""
+        """Compile what prefills each number of `rows` prompts; after each program, yields what `fill` takes, empty."""
         ...
 
     def prefill(self, tokens_BP: np.ndarray, lengths_B: np.ndarray, score: bool) -> tuple[Any, PrefillScores | None]:
