@@ -369,7 +369,7 @@ def _end_runs(deployments: Service, report: Callable[[str], None]) -> None:
     The process itself ends at once and leaves them behind.
     """
     runs = run_processes(deployments.pid)
-    ended = _ended(deployments.url, list(runs.values()))
+    ended = _ended(deployments.url, list(runs.values())) if runs else set()
     for process, run in runs.items():
         if run not in ended:
             report(run)
