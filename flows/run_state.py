@@ -27,7 +27,7 @@ from nautile.evals.benchmarks.titles import TABLE_1
 from nautile.flows.operate.questions import waiting
 from nautile.store import views
 from nautile.store.artifacts import Artifact, Store
-from nautile.store.catalog import EVENTS_LEFT_OUT, LEFT_OUT, Catalog, CatalogRow
+from nautile.store.catalog import Catalog, CatalogRow
 from nautile.store.events import read_live
 from nautile.store.manifest import RUN, host
 from nautile.store.staging_mirror import upload_note
@@ -448,11 +448,6 @@ def run_named(name: str, runs: Mapping[str, str | None]) -> str | None:
         known = ", ".join(run[:8] for run in matching[:8])
         raise ConfigError(f"{name!r} matches more than one run ({known}): give more digits of its id")
     return matching[0] if matching else None
-
-
-def events_left_out(query: Query) -> dict[str, int]:
-    """Event file -> the number of its events that are not in the catalog, because their form is unknown."""
-    return {row["path"].removeprefix(LEFT_OUT): row["position"] for row in query(EVENTS_LEFT_OUT)}
 
 
 _reader: ContextVar[tuple[Path, Query] | None] = ContextVar("reader", default=None)

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,8 @@ logger = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0  # how long to wait for other processes
 FOREIGN_S = 5.0  # how long to wait for a program that does not take our lock, such as DuckDB's shell
-LEFT_OUT = "left out: "  # in `ingested`, in front of a file's name: the number of its events that were left out
-EVENTS_LEFT_OUT = f"SELECT path, position FROM ingested WHERE starts_with(path, '{LEFT_OUT}') ORDER BY path"
+_LEFT_OUT = "left out: "  # in `ingested`, in front of a file's name: the number of its events that were left out
+_EVENTS_LEFT_OUT = f"SELECT path, position FROM ingested WHERE starts_with(path, '{_LEFT_OUT}') ORDER BY path"
 _ADD_POSITION = """
 INSERT INTO ingested VALUES (?, ?) ON CONFLICT (path) DO UPDATE SET position = position + excluded.position
 """
@@ -475,7 +475,7 @@ class CatalogReader:
 
     def left_out(self) -> dict[str, int]:
         """`Catalog.left_out`."""
-        return {row["path"].removeprefix(LEFT_OUT): row["position"] for row in self(EVENTS_LEFT_OUT)}
+        return events_left_out(self)
 
     def select(self, sql: str, *parameters: Any) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Column names and rows of a query. Raises the errors of `Catalog.select`."""
@@ -504,6 +504,11 @@ def query_files(sql: str, parameters: Sequence[Any] = ()) -> list[CatalogRow]:
 
 def _as_dicts(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> list[CatalogRow]:
     return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def events_left_out(query: Callable[[str], list[CatalogRow]]) -> dict[str, int]:
+    """Event file -> the number of its events that are not in the catalog, because their form is unknown."""
+    return {row["path"].removeprefix(_LEFT_OUT): row["position"] for row in query(_EVENTS_LEFT_OUT)}
 
 
 def _event_files(folder: Path) -> dict[str, int]:
@@ -627,7 +632,7 @@ def _insert_events(connection: duckdb.DuckDBPyConnection, events: Iterable[tuple
     for kind, rows in by_table.items():
         _insert(connection, TABLE_OF_EVENT[kind], list(rows.values()))
     for name, count in left_out.items():
-        connection.execute(_ADD_POSITION, [LEFT_OUT + name, count])
+        connection.execute(_ADD_POSITION, [_LEFT_OUT + name, count])
     return sum(len(rows) for rows in by_table.values())
 
 

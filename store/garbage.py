@@ -107,7 +107,7 @@ def collect(store: Store, garbage: list[Garbage]) -> list[Garbage]:
     removed: list[Garbage] = []
     if not garbage:
         return removed
-    server_time = store.remote.server_time() if isinstance(store, MirroredStore) and garbage else None
+    server_time = store.remote.server_time() if isinstance(store, MirroredStore) else None
     needed = _NeededVersions(store)
     with writing(store.root):
         for item in garbage:

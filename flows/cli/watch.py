@@ -46,7 +46,8 @@ def status(
     from rich.text import Text
 
     from nautile.flows.cli import runs
-    from nautile.flows.run_state import events_left_out, reading
+    from nautile.flows.run_state import reading
+    from nautile.store.catalog import events_left_out
 
     if watch and as_json:
         raise ConfigError("--json prints one snapshot: leave out --watch")
@@ -158,7 +159,8 @@ def runs(
 ) -> None:
     """List runs with their name, state, and changes from their base configuration."""
     from nautile.flows.cli.runs import list_runs, queued_rows, runs_table
-    from nautile.flows.run_state import events_left_out, reading
+    from nautile.flows.run_state import reading
+    from nautile.store.catalog import events_left_out
 
     store = the_store()
     with reading(store) as query:
