@@ -141,7 +141,11 @@ def score_options(
             for item, options in zip(batch, likelihoods, strict=True)
         ]
 
-    return _evaluate_missing(scorer.name, scorer.batch, ask, likelihood_prompt, items, rows_path, emit, label)
+    # Options share rows in the model, so the last digits of a likelihood depend on its batch: an interrupted batch is
+    # computed again as it was.
+    return _evaluate_missing(
+        scorer.name, scorer.batch, ask, likelihood_prompt, items, rows_path, emit, label, whole_batches=True
+    )
 
 
 def with_samples(items: Sequence[BenchmarkItem], samples: int) -> list[BenchmarkItem]:
@@ -172,8 +176,12 @@ def _evaluate_missing(
     path: Path,
     emit: Emit,
     label: str,
+    whole_batches: bool = False,
 ) -> list[SampleRow]:
-    """Call `ask` for the items without a row, `size` at a time, shortest prompt first; return the rows of all items."""
+    """Call `ask` for the items without a row, `size` at a time, shortest prompt first; return the rows of all items.
+
+    whole_batches: the batches are those of all items, and one without some of its rows is asked whole.
+    """
     file, latencies = RowFile(path), RowFile(path.with_name(f"latency.{path.name}"))
     rows_by_item = {_place(row): row for row in file.rows}
     # A sample may have a latency and no row: latencies are written first.
@@ -185,19 +193,20 @@ def _evaluate_missing(
         if row is not None and row["prompt_digest"] != digest(prompt_of(item)):
             name = f"{item.benchmark} {item.index}"
             raise ConfigError(f"{path}: {name} was asked with another prompt; delete the file to ask again")
-    pending = sorted(
-        (item for item in items if _place_of(item) not in rows_by_item),
-        # The samples of an item are adjacent: the generator computes their common prompt once.
-        key=lambda item: (len(prompt_of(item)), item.benchmark, item.index, item.sample or 0),
-    )
+    # The samples of an item are adjacent: the generator computes their common prompt once.
+    ordered = sorted(items, key=lambda item: (len(prompt_of(item)), item.benchmark, item.index, item.sample or 0))
+    pending = [item for item in ordered if _place_of(item) not in rows_by_item]
     finished, note = len(items) - len(pending), label or ", ".join(dict.fromkeys(item.benchmark for item in items))
     emit("progress", done=finished, total=len(items), unit="samples", note=note)
     tokens, seconds = 0, 0.0
-    for first in range(0, len(pending), size):
+    asked = ordered if whole_batches else pending
+    for first in range(0, len(asked), size):
         # The row of a sample is written once it is graded, so a killed run loses at most one batch of answers.
-        batch = pending[first : first + size]
+        batch = asked[first : first + size]
+        if all(_place_of(item) in rows_by_item for item in batch):
+            continue
         start = time.monotonic()
-        timed_rows = ask(batch)
+        timed_rows = [timed for timed in ask(batch) if _place(timed[0]) not in rows_by_item]
         seconds += time.monotonic() - start
         rows = [row for row, _ in timed_rows]
         tokens += sum(row["tokens_out"] or 0 for row in rows)
@@ -215,7 +224,7 @@ def _evaluate_missing(
         )
         file.append(rows)
         rows_by_item |= {_place(row): row for row in rows}
-        finished += len(batch)
+        finished += len(rows)
         not_graded = sum(row["left_out"] == NOT_GRADED.problem for row in rows_by_item.values())
         missing = f"; {not_graded} replies could not be graded and are left out" if not_graded else ""
         emit("progress", done=finished, total=len(items), unit="samples", note=note + missing)

@@ -1,10 +1,10 @@
 """Log-probabilities of continuations of texts, and the texts' features, in batches of few shapes.
 
-`continuation_logprobs` runs each text whole; `SharedPrefixScorer` computes common prefixes once. Its texts form a radix
-tree, whose nodes are run from the root down, in batches of nodes at one depth. Each row continues the state of its
-parent. An SCA layer's state has a fixed size and is copied to the children; keys and values stay in the batch that
-computed them, and a program collects those of a row's ancestors for one block at a time. The first tokens of all
-continuations of a context are scored from its last hidden state; only later tokens are run for each.
+`continuation_logprobs` runs each text whole, several in a row; `SharedPrefixScorer` computes common prefixes once. Its
+texts form a radix tree, whose nodes are run from the root down, in batches of nodes at one depth. Each row continues
+the state of its parent. An SCA layer's state has a fixed size and is copied to the children; keys and values stay in
+the batch that computed them, and a program collects those of a row's ancestors for one block at a time. The first
+tokens of all continuations of a context are scored from its last hidden state; only later tokens are run for each.
 
 The tree is traversed depth first, batch by batch, so at each depth the states of at most `rows` nodes are in memory. A
 run is padded on the right to its length bucket, and a batch to one row or `rows`; each combination compiles once per
@@ -17,7 +17,8 @@ continuations of a context.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
@@ -27,6 +28,7 @@ from jax import Array
 
 from nautile.common.errors import ConfigError
 from nautile.configs.model import ModelConfig
+from nautile.data.tokens.shards import FirstFit
 from nautile.model.decoding.cache import KeysValues, cast_matrices, empty_block, length_buckets
 from nautile.model.layers.attention import attention
 from nautile.model.layers.common import Params, compute_dtype
@@ -34,7 +36,9 @@ from nautile.model.layers.sca import sca
 from nautile.model.loss import next_logits, token_logprobs
 from nautile.model.nautile import embed, forward
 
-FEWEST_SCORED = 32  # tokens of a text: below this, a second compilation costs more than the columns
+PACKED_LENGTH = 256  # tokens of a row that short texts share: little of it stays empty, and attention stays cheap
+CPU_COLUMNS = 1024  # of a batch on a CPU: with more, a block's values leave its cache (2.1 times the time at 64,000)
+SCORED_SHARE = 8  # logits are computed of 1 / SCORED_SHARE of a batch's columns at a time
 
 
 def continuation_logprobs(
@@ -42,21 +46,101 @@ def continuation_logprobs(
 ) -> np.ndarray:
     """Σ log p(ids[i] | ids[:i]) over i ≥ first, in nats, for each of `sequences` = (ids, first); float64 [N], in order.
 
-    Raises `ConfigError` for a sequence over the model's context, or one whose `first` is not among 1 … len(ids).
+    At most `rows` rows are run at a time. Short texts share a row, as documents do in training, so the last digits of a
+    sum depend on the other texts of the call. Raises `ConfigError` for a sequence over the model's context, or one
+    whose `first` is not among 1 … len(ids).
     """
     for index, (ids, first) in enumerate(sequences):
         refuse_unscorable(f"sequence {index}", len(ids), first, config)
     sums_N = np.zeros(len(sequences))
-    counts = length_buckets(config.context, FEWEST_SCORED)
-    # Similar lengths together.
-    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i][0]))
-    for batch, tokens_BL, lengths_B in _bucket_batches([ids for ids, _ in sequences], order, rows, config):
-        firsts_B = np.ones(rows, np.int32)
-        firsts_B[: len(batch)] = [sequences[i][1] for i in batch]
-        count = _bucket(counts, int(max(lengths_B - firsts_B)))
-        scored = min(count, tokens_BL.shape[1])
-        sums_N[batch] = np.asarray(_sums(params, config, scored, tokens_BL, firsts_B, lengths_B))[: len(batch)]
+    for batch in _packed_batches(sequences, rows, config):
+        hidden_BLD = _run_rows(params, config, batch.tokens_BL, batch.segments_BL, batch.positions_BL)
+        size = -(-batch.tokens_BL.size // SCORED_SHARE)
+        pieces = [slice(start, start + size) for start in range(0, len(batch.sequence_S), size)]
+        # All programs are started before the first result is waited for.
+        logprobs = [
+            _chosen_logprobs(params, config, hidden_BLD, *(_filled(part[piece], size) for part in batch.scored))
+            for piece in pieces
+        ]
+        for piece, logprobs_C in zip(pieces, logprobs, strict=True):
+            of_sequence = batch.sequence_S[piece]
+            np.add.at(sums_N, of_sequence, np.asarray(logprobs_C, np.float64)[: len(of_sequence)])
     return sums_N
+
+
+class _PackedBatch(NamedTuple):
+    """Rows of texts, and what is scored in them: S tokens, each predicted from the column before it."""
+
+    tokens_BL: np.ndarray
+    segments_BL: np.ndarray  # the number of the text in its row, from 1; 0: padding
+    positions_BL: np.ndarray
+    scored: tuple[np.ndarray, np.ndarray]  # columns of the flattened rows [S], and the tokens after them [S]
+    sequence_S: np.ndarray  # index of the sequence that each scored token belongs to
+
+
+def _packed_batches(
+    sequences: Sequence[tuple[Sequence[int], int]], rows: int, config: ModelConfig
+) -> Iterator[_PackedBatch]:
+    """Texts of up to `PACKED_LENGTH` tokens share rows of one length; longer ones share rows of their own bucket."""
+    buckets = length_buckets(config.context)
+    shared = _bucket(buckets, min(PACKED_LENGTH, config.context))
+    members: dict[int, list[int]] = {}
+    for index in sorted(range(len(sequences)), key=lambda i: -len(sequences[i][0])):
+        members.setdefault(max(shared, _bucket(buckets, len(sequences[index][0]))), []).append(index)
+    for length, group in members.items():
+        lengths = [len(sequences[index][0]) for index in group]
+        # A few texts need no long rows: one alone is as wide as its bucket.
+        width = _bucket(buckets, max(lengths[0], min(length, -(-sum(lengths) // rows))))
+        size = _rows_at_once(rows, width)
+        packer, placed = FirstFit(width), []
+        for index in group:
+            placed.append((packer.place(len(sequences[index][0])), index))
+        placed.sort(key=itemgetter(0))
+        for _, batch in groupby(placed, lambda place, size=size: place[0] // size):
+            yield _packed([(row % size, *sequences[index], index) for row, index in batch], size, width)
+
+
+def _rows_at_once(rows: int, width: int) -> int:
+    """The rows of a batch of `width` columns: `rows`, and on a CPU no more than stay in its cache."""
+    return rows if jax.default_backend() != "cpu" else min(rows, max(1, CPU_COLUMNS // width))
+
+
+def _packed(texts: Sequence[tuple[int, Sequence[int], int, int]], rows: int, width: int) -> _PackedBatch:
+    """The arrays of texts = (row, ids, first, index), which are in the order of their rows."""
+    tokens_BL, segments_BL, positions_BL = np.zeros((3, rows, width), np.int32)
+    filled_B = [0] * rows
+    columns, targets, sequence = [], [], []
+    for row, ids, first, index in texts:
+        start, end = filled_B[row], filled_B[row] + len(ids)
+        tokens_BL[row, start:end] = ids
+        segments_BL[row, start:end] = segments_BL[row, start - 1] + 1 if start else 1
+        positions_BL[row, start:end] = np.arange(len(ids))
+        columns.append(np.arange(row * width + start + first - 1, row * width + end - 1))
+        targets.append(ids[first:])
+        sequence.append(np.full(len(ids) - first, index))
+        filled_B[row] = end
+    scored = np.concatenate(columns), np.concatenate(targets).astype(np.int32)
+    return _PackedBatch(tokens_BL, segments_BL, positions_BL, scored, np.concatenate(sequence))
+
+
+def _filled(values: np.ndarray, size: int) -> np.ndarray:
+    """int32 [size]: the values, then zeros, so that every call has one shape."""
+    return np.pad(values, (0, size - len(values))).astype(np.int32)
+
+
+@partial(jax.jit, static_argnames="config")
+def _run_rows(params: Params, config: ModelConfig, tokens_BL: Array, segments_BL: Array, positions_BL: Array) -> Array:
+    return forward(params, config, tokens_BL, segments_BL, positions_BL)
+
+
+@partial(jax.jit, static_argnames="config")
+def _chosen_logprobs(
+    params: Params, config: ModelConfig, hidden_BLD: Array, columns_C: Array, targets_C: Array
+) -> Array:
+    """log p(target) [C] after columns of the flattened rows."""
+    hidden_CD = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])[columns_C]
+    logprobs_BC, _ = token_logprobs(params, config, hidden_CD[None], targets_C[None])
+    return logprobs_BC[0]
 
 
 def _bucket_batches(
@@ -64,16 +148,17 @@ def _bucket_batches(
 ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
     """Texts of one length bucket share a compiled shape: indices of at most `rows` texts, their tokens and lengths.
 
-    The tokens [rows, L] are padded on the right, and a last batch with empty rows of length 1.
+    The tokens [B, L] are padded on the right, and a last batch with empty rows of length 1.
     """
     buckets = length_buckets(config.context)
     members: dict[int, list[int]] = {length: [] for length in buckets}
     for index in order:
         members[_bucket(buckets, len(texts[index]))].append(index)
     for length, bucket in members.items():
-        for start in range(0, len(bucket), rows):
-            batch = bucket[start : start + rows]
-            tokens_BL, lengths_B = np.zeros((rows, length), np.int32), np.ones(rows, np.int32)
+        size = _rows_at_once(rows, length)
+        for start in range(0, len(bucket), size):
+            batch = bucket[start : start + size]
+            tokens_BL, lengths_B = np.zeros((size, length), np.int32), np.ones(size, np.int32)
             for row, index in enumerate(batch):
                 tokens_BL[row, : len(texts[index])], lengths_B[row] = texts[index], len(texts[index])
             yield batch, tokens_BL, lengths_B
@@ -86,25 +171,6 @@ def refuse_unscorable(name: str, length: int, first: int, config: ModelConfig) -
             f"score: {name} of {length} tokens, scored from {first}, is empty or over the model's context of "
             f"{config.context} tokens"
         )
-
-
-@partial(jax.jit, static_argnames=("config", "count"))
-def _sums(
-    params: Params, config: ModelConfig, count: int, tokens_BL: Array, firsts_B: Array, lengths_B: Array
-) -> Array:
-    """`count` (C): the most tokens that are scored of a text; logits are computed of these columns alone."""
-    column_L = jnp.arange(tokens_BL.shape[1])
-    positions_BL = jnp.broadcast_to(column_L, tokens_BL.shape)
-    segments_BL = (column_L < lengths_B[:, None]).astype(jnp.int32)
-    hidden_BLD = forward(params, config, tokens_BL, segments_BL, positions_BL)
-    # Column i predicts token i + 1. Columns past the text repeat its last, and are not summed.
-    columns_BC = firsts_B[:, None] - 1 + jnp.arange(count)
-    scored_BC = columns_BC < lengths_B[:, None] - 1
-    columns_BC = jnp.minimum(columns_BC, tokens_BL.shape[1] - 2)
-    targets_BC = jnp.take_along_axis(tokens_BL, columns_BC + 1, axis=1)
-    hidden_BCD = jnp.take_along_axis(hidden_BLD, columns_BC[..., None], axis=1)
-    logprobs_BC, _ = token_logprobs(params, config, hidden_BCD, targets_BC)
-    return jnp.sum(jnp.where(scored_BC, logprobs_BC, 0.0), axis=1)
 
 
 MINIMUM_RUN = 8  # tokens; with fewer, storing and copying the state costs more than running them again
