@@ -1,8 +1,9 @@
 """Where a training step's time goes: seconds of each operation of the compiled program, by function of the model.
 
-    python bench/training/step_profile.py [--blocks 2] [--repeats 3] [--remat dots] [--top 25] [--json FILE]
+    python bench/training/step_profile.py [--blocks 2] [--rows 2] [--repeats 3] [--remat dots] [--top 25] [--json FILE]
 
-The step is that of train_step.py (loss and every gradient, B2 L1024 D1024, vocabulary 100,352). XLA's own trace times
+The step is that of train_step.py (loss and every gradient, B2 L1024 D1024, vocabulary 100,352;
+`--rows`: another B). XLA's own trace times
 each operation; the compiled program says which operations hold a matrix product, and of which function each one is.
 One thread, so that seconds of operations add up; on a busy machine they hold the time of others too, and only shares
 that were measured idle are worth keeping. `--json` has each pair of function and kind.
@@ -104,11 +105,11 @@ def main() -> None:
     if SINGLE not in os.environ.get("XLA_FLAGS", ""):  # a process reads these settings as it starts
         flags = ALLOCATOR | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {SINGLE}"}
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **flags})
-    parser = argument_parser(__doc__, blocks=2, repeats=3, top=25)
+    parser = argument_parser(__doc__, blocks=2, rows=2, repeats=3, top=25)
     parser.add_argument("--remat", default="dots", choices=["none", "block", "layer", "dots"])
     arguments = parser.parse_args()
     config = ModelConfig(vocabulary=100_352, blocks=arguments.blocks, remat=arguments.remat)
-    params, batch = jax.jit(initialise, static_argnums=0)(config, 0), random_batch(config.vocabulary)
+    params, batch = jax.jit(initialise, static_argnums=0)(config, 0), random_batch(config.vocabulary, arguments.rows)
     step = jax.jit(jax.value_and_grad(chunked_loss(config))).lower(params, batch).compile()
     program = Program(step.as_text())
     jax.block_until_ready(step(params, batch))

@@ -39,9 +39,9 @@ DEFAULT = ", allocator as it comes"
 Loss = Callable[[Params, dict[str, jax.Array]], jax.Array]
 
 
-def random_batch(vocabulary: int) -> dict[str, jax.Array]:
-    """Two full rows of random tokens, one document each."""
-    tokens_BL = jnp.asarray(np.random.default_rng(0).integers(0, vocabulary, (BATCH, LENGTH)), jnp.int32)
+def random_batch(vocabulary: int, rows: int = BATCH) -> dict[str, jax.Array]:
+    """Full rows of random tokens, one document each."""
+    tokens_BL = jnp.asarray(np.random.default_rng(0).integers(0, vocabulary, (rows, LENGTH)), jnp.int32)
     return {
         "tokens": tokens_BL,
         "targets": jnp.roll(tokens_BL, -1, axis=1),

@@ -62,7 +62,7 @@ def page(chosen: ChosenRun | None) -> None:
 
 
 def _two_runs(chosen: ChosenRun | None) -> None:
-    requested = st.query_params.get("with", "")
+    requested = next(iter(shared.runs_in_address("with")), "") if chosen else ""
     offered = shared.offered_runs("with", [requested] if requested else []) if chosen else {}
     titles = {run: title for run, title in offered.items() if chosen and run != chosen.run}
     if chosen is None or not titles:
@@ -73,7 +73,6 @@ def _two_runs(chosen: ChosenRun | None) -> None:
     other = left.selectbox(
         "A: compared with", list(titles), index=first, format_func=lambda run: titles.get(run, run), key="other"
     )
-    # The address may name a run that is gone.
     other = other if other in titles else next(iter(titles))
     st.query_params["with"] = other
     verdicts = ["strict", "lenient"]
@@ -234,6 +233,8 @@ def _group_cells(own: dict[str, float], first: dict[str, float]) -> list[str]:
 
 def _sweep(sweeps: dict[str, dict[str, Any]]) -> None:
     requested = st.query_params.get("sweep", "")
+    if requested and requested not in sweeps:
+        st.warning(f"This store has no sweep {shared.escaped(requested)}, which the address names.")
     first = list(sweeps).index(requested) if requested in sweeps else 0
     name = st.selectbox("Sweep", list(sweeps), index=first, key="sweeps") or next(iter(sweeps))
     name = name if name in sweeps else next(iter(sweeps))

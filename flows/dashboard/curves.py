@@ -482,14 +482,18 @@ def _compared_lines(chosen: ChosenRun | None, stage: str) -> dict[str, Line]:
 
 def choose_compared(chosen: ChosenRun) -> dict[str, str]:
     """Draw the choice of other runs, which the address keeps; run -> title of the chosen one and of those."""
-    wanted = [*st.query_params.get_all("compared"), *st.session_state.get("compared", [])]
+    requested = shared.runs_in_address("compared")
+    wanted = [*requested, *st.session_state.get("compared", [])]
     titles = {run: title for run, title in shared.offered_runs("compared", wanted).items() if run != chosen.run}
     picked = []
     if titles:
         # In the address by id, not bound: titles change with the state of a run.
-        requested = [run for run in st.query_params.get_all("compared") if run in titles]
         picked = st.multiselect(
-            "Compare with", list(titles), requested, format_func=lambda run: titles.get(run, run), key="compared"
+            "Compare with",
+            list(titles),
+            [run for run in requested if run in titles],
+            format_func=lambda run: titles.get(run, run),
+            key="compared",
         )
         if picked != st.query_params.get_all("compared"):
             st.query_params["compared"] = picked

@@ -65,7 +65,10 @@ def page(chosen: ChosenRun | None) -> None:
     # The picker offers this run's evaluations by stage, or, before it has any, those of the store by id.
     named = named or {row["id"]: row for row in listed}
     if requested := st.query_params.get("evaluation", ""):  # of another run, by its address
-        named |= {row["id"]: row for row in _with_scores(shared.query(queries.EVALUATION, requested))}
+        asked = _with_scores(shared.query(queries.EVALUATION, requested))
+        if not asked and requested not in named:
+            st.warning(f"This store has no evaluation {shared.escaped(requested)}, which the address names.")
+        named |= {row["id"]: row for row in asked}
     if not named:
         return
     st.subheader("Problems")

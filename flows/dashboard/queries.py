@@ -12,6 +12,7 @@ from nautile.store import views
 LISTED = 50  # entries of a page of runs, artifacts or evaluations, and of a picker; a search finds the others
 # Its row of `run_state.RUNS`. (run)
 ONE_RUN = "SELECT * EXCLUDE (steps, settings) FROM runs WHERE pipeline AND run = ?"
+RUNS_BEGINNING = "SELECT run FROM runs WHERE starts_with(run, ?) LIMIT 2"
 
 PAGE = 10  # texts per page
 GROUPS_PAGE = 6  # groups of texts per page

@@ -204,12 +204,25 @@ def _title(row: CatalogRow) -> str:
     return visible(" · ".join(part for part in parts if part))
 
 
+def runs_in_address(parameter: str, place: DeltaGenerator | None = None) -> list[str]:
+    """The runs that a parameter of the address names, by the beginning of the id; warns of those not in the store."""
+    runs = []
+    for name in dict.fromkeys(st.query_params.get_all(parameter)):
+        found = [name] if query(STEPS, name) else [row["run"] for row in query(queries.RUNS_BEGINNING, name)]
+        if len(found) == 1:
+            runs += found
+        else:
+            count = "several runs that begin with" if found else "no run"
+            (place or st).warning(f"This store has {count} {escaped(name)}, which the address names.")
+    return runs
+
+
 def choose_run() -> str | None:
     """The run picked in the sidebar, by default the one in the address, else the newest with content.
 
     None without runs. It is written to the address, so that a reload and a shared link show the same run.
     """
-    requested = st.query_params.get("run", "")
+    requested = next(iter(runs_in_address("run", st.sidebar)), "")
     titles = offered_runs("run", [requested] if requested else [], st.sidebar)
     if requested and requested not in titles and query(STEPS, requested):
         titles = {requested: requested, **titles}  # not a pipeline's run

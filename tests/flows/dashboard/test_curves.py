@@ -10,6 +10,7 @@ from nautile.store.catalog import Catalog
 from nautile.store.events import EventWriter
 from tests.flows.dashboard.test_pages import curve_of
 from tests.support.pages.parts import shown_page
+from tests.support.samples.recorded_runs import attempted, planned
 
 RUNS = [f"run-{index}" for index in range(8)]
 
@@ -106,3 +107,20 @@ def test_a_run_that_the_address_hides_is_not_drawn(two_curves, monkeypatch):
     (line,) = [layer for layer in json.loads(drawn.proto.spec)["layer"] if "params" in layer]
     (picked,) = [param["value"] for param in line["params"] if param["name"] == "shown"]
     assert picked == [{"who": "this run"}]
+
+
+def test_a_run_of_the_address_is_the_one_that_is_shown_or_the_page_says_so(store, monkeypatch):
+    """By the beginning of its id, as in commands; another one in its place without a word would be read as it."""
+    for run in ("aa11", "aa22", "bb33"):
+        planned(store, ["pretrain"], run, state="done", name=run)
+        attempted(store, "pretrain", "done", run, execution=f"e-{run}")
+
+    def shown(**address):
+        page = shown_page(store, "training", monkeypatch, **address)
+        return page.selectbox(key="run").value, page.multiselect(key="compared").value, [w.value for w in page.warning]
+
+    assert shown(run="aa1", compared="bb") == ("aa11", ["bb33"], [])
+    _, compared, warnings = shown(run="cc", compared="aa")
+    assert not compared
+    said = {warning.partition(",")[0] for warning in warnings}
+    assert said == {"This store has no run cc", "This store has several runs that begin with aa"}
