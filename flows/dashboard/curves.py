@@ -418,7 +418,7 @@ def reinforcement(chosen: ChosenRun | None) -> None:
     measured: dict[str, dict[str, list[str]]] = {}
     for curve in described.curves:
         if present := [name for name in curve.metrics if name in names]:
-            measured.setdefault(curve.question, {})[curve.title] = present
+            measured.setdefault(curve.question, {})[curve.title[:1].upper() + curve.title[1:]] = present
     questions = list(measured)
     if not questions:
         st.caption("No metrics in this stage yet.")

@@ -14,12 +14,12 @@ from nautile.flows.dashboard.shared import LOOKS, OTHER_LOOK, coloured
 from nautile.flows.run_state import StepState
 from nautile.tasks.engine.stage import page_of
 
-ROW, BOX = 76, 62  # vertical distance of boxes and height of a box, in pixels
+ROW, BOX = 92, 78  # vertical distance of boxes and height of a box, in pixels: names and times of two lines fit
 _STYLE = """<style>
 .steps{position:relative;list-style:none;margin:0!important;padding:0!important;background-repeat:no-repeat;
 background-size:100% 100%}
 .steps li{position:absolute;margin:0!important;padding:0 4px 0 0;box-sizing:border-box}
-.steps a{display:block;height:62px;box-sizing:border-box;padding:4px 6px;border:1px solid;border-radius:6px;
+.steps a{display:block;height:78px;box-sizing:border-box;padding:4px 6px;border:1px solid;border-radius:6px;
 text-decoration:none;font-size:11.5px;line-height:16px;overflow-wrap:anywhere;overflow:hidden}
 .steps b{display:block;font-weight:600;letter-spacing:-.2px}
 .steps .bar{display:block;height:3px;border-radius:2px;background:currentColor}
