@@ -1,18 +1,23 @@
 """Our speed beside what a user would take instead, each in processes of its own: cold and warm rounds.
 
     make peers
-    python bench/peers.py [training grpo likelihood generation stream tokens] [--repeats 3] [--warm 3] [--json FILE]
+    python bench/peers.py [training grpo likelihood generation stream tokens duplicates chats large]
+        [--repeats 3] [--warm 3] [--json FILE]
 
 training: a step of 16 rows of 128 tokens (a Llama in PyTorch). grpo: a step of 32 prompts by 8, completions of up to 48
 tokens (TRL with that Llama). likelihood and generation: 500 multiple-choice items, 200 answers (lm-eval's `hf` backend
 on our own export). stream: 128 tokens after a prompt, one client (transformers' `generate` with that Llama). tokens: a
-Parquet file to ids on disk (datatrove, and a bare tiktoken loop, with the same vocabulary). The model is that of
-configs/local.toml with random weights, the Llama has as many parameters and the same vocabulary.
+Parquet file to ids on disk (datatrove with the same vocabulary). duplicates: near copies among 10,000 documents, 14
+bands of 8, 5-grams (datatrove's four stages). chats: 2,000 requests, 64 at a time, to a server that takes 50 ms and
+fails 7 % (a loop over the `openai` client). The model is that of configs/local.toml with random weights, the Llama has
+as many parameters and the same vocabulary. large: 64 tokens, one client, by a model of configs/nautile_370m.toml and by
+its export at 8 bits, in bytes of weights (llama.cpp with SmolLM2-135M; a plain read of memory): 3 GB of disk and 4 of
+memory.
 
 A repeat starts each side once, in turn: its first round is "cold", from the start of the process, imports included;
 `--warm` rounds follow. "ours, programs kept" is started with compiled programs, as a stage finds them in its
 store. One thread each: PyTorch's barriers spin on a shared machine. Medians; processor seconds are the
-comparable ones on a busy machine.
+comparable ones on a busy machine, except for `chats`, which waits.
 """
 
 import json
@@ -22,7 +27,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +42,11 @@ KEPT = ", programs kept"
 ROWS, LENGTH = 16, 128
 PROMPTS, GROUP, TOKENS = 32, 8, 48
 CHOICES, ANSWERS, STREAMED, DOCUMENTS = 500, 200, 128, 1200
+ORIGINALS, COPIES, CHATS, LARGE_STREAMED = 8000, 2000, 2000, 64
+FAULTS, AT_ONCE = {"500": 0.05, "429": 0.02}, 64
 
 Rounds = Iterator[None]  # one value for each round that is asked for
-Done = Callable[[float], None]  # told the work that a round has done, in the unit of its row
+Done = Callable[..., None]  # told the work that a round has done, in the unit of its row; more figures by name
 
 
 # Ours: in this environment. The imports are part of a cold start.
@@ -146,13 +154,106 @@ def tokens_ours(folder: Path, rounds: Rounds, done: Done) -> None:
         done(ingest(folder / "web.parquet", plan, DocumentChecks(), folder / f"tokens-{os.getpid()}-{number}")[0])
 
 
+def duplicates_ours(folder: Path, rounds: Rounds, done: Done) -> None:
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    from nautile.common.events import silent
+    from nautile.data.screening.corpus_copies import HASHES, band_file, find_copies
+    from nautile.data.screening.duplicates import minhash_bands, text_hash
+
+    for _ in rounds:
+        out = Path(tempfile.mkdtemp(dir=folder))
+        texts = pq.read_table(folder / "copies" / "documents.parquet", columns=["text"])["text"].to_pylist()
+        np.array([text_hash(text) for text in texts], "<u8").tofile(out / HASHES)
+        for band, values in enumerate(minhash_bands(texts).T):
+            values.astype("<u8").tofile(out / band_file(band))
+        report = find_copies([out], (), out / "settling", silent)
+        done(len(texts), dropped=sum(report.dropped.values()))
+
+
+def chats_ours(folder: Path, rounds: Rounds, done: Done) -> None:
+    from bench.corpus.endpoints import ask_pool
+    from tests.support.servers.fake_openai import OwnProcess
+
+    server = OwnProcess((folder / "server").read_text(encoding="utf-8"))
+    for _ in rounds:
+        # A folder of its own: nothing is answered from the replies of an earlier round.
+        result = ask_pool(server, CHATS, Path(tempfile.mkdtemp(dir=folder)), concurrency=AT_ONCE, timeout_s=60)
+        done(CHATS, answered=result["answered"])
+
+
+def large_ours(folder: Path, rounds: Rounds, done: Done) -> None:
+    from nautile.model.runtimes.load import JaxRuntime
+    from nautile.rl.rollouts import on_device
+
+    runtime = JaxRuntime(folder / "large" / "checkpoint")
+    runtime.params = on_device(runtime.params)
+    large_stream(runtime, folder / "large" / "checkpoint" / "weights.safetensors", rounds, done)
+
+
+def large_eight_bits(folder: Path, rounds: Rounds, done: Done) -> None:
+    from nautile.model.runtimes.onnx_runtime import OnnxRuntime
+
+    export = folder / "large" / "export"
+    large_stream(OnnxRuntime(export, threads=1), export / "weights.bin", rounds, done)
+
+
+def large_stream(runtime: Any, weights: Path, rounds: Rounds, done: Done) -> None:
+    from nautile.model.decoding.sampling import Sampling
+
+    sampler, read = runtime.sampler(Sampling(max_tokens=LARGE_STREAMED, temperature=0.0), 1, 8), weights.stat().st_size
+    for _ in rounds:
+        *_, last = sampler.stream(list(range(4)), (0,))
+        done(len(last.ids) * read / 1e9, tokens=len(last.ids))
+
+
 def choice_items() -> list[Any]:
     from nautile.evals.benchmarks.stand_ins import wiki_choice
 
     return [item for item in wiki_choice(0, 4 * CHOICES) if len(item.question) < 300][:CHOICES]
 
 
-# The peers: in the environment of `make peers`, which has none of our packages.
+# Peers that are packages of this environment.
+
+
+def chats_peer(folder: Path, rounds: Rounds, done: Done) -> None:
+    from bench.corpus.endpoints import ask_in_plain_loop
+    from tests.support.servers.fake_openai import OwnProcess
+
+    server = OwnProcess((folder / "server").read_text(encoding="utf-8"))
+    for _ in rounds:
+        done(CHATS, answered=ask_in_plain_loop(server, CHATS, at_once=AT_ONCE, timeout_s=60)["answered"])
+
+
+def large_peer(folder: Path, rounds: Rounds, done: Done) -> None:
+    import httpx
+    import xllamacpp
+
+    from nautile.data.endpoints.embedded import model_file
+
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path, parameters.n_ctx, parameters.n_parallel = str(model_file()), 512, 1
+    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1
+    parameters.hostnames, parameters.port, parameters.ui, parameters.verbosity = ["127.0.0.1"], 0, False, 1
+    server = xllamacpp.Server(parameters)  # in this process: its processor time counts
+    request = {"prompt": "The sea is", "n_predict": LARGE_STREAMED, "ignore_eos": True, "cache_prompt": False}
+    for _ in rounds:
+        answer = httpx.post(f"{server.listening_address}/completion", json=request, timeout=600, trust_env=False)
+        tokens = answer.json()["tokens_predicted"]
+        done(tokens * model_file().stat().st_size / 1e9, tokens=tokens)
+
+
+def large_read(folder: Path, rounds: Rounds, done: Done) -> None:
+    import numpy as np
+
+    memory = np.ones(2**27, np.uint64)
+    for _ in rounds:
+        np.bitwise_or.reduce(memory)
+        done(memory.nbytes / 1e9)
+
+
+# The other peers: in the environment of `make peers`, which has none of our packages.
 
 
 def llama() -> Any:
@@ -284,6 +385,38 @@ def tokens_peer(folder: Path, rounds: Rounds, done: Done) -> None:
         done(sum(file.stat().st_size for file in out.glob("*.ds")) / 2)
 
 
+def duplicates_peer(folder: Path, rounds: Rounds, done: Done) -> None:
+    """datatrove's four stages, each after the one before; nothing writes the documents that are kept."""
+    import logging
+
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.dedup import MinhashDedupBuckets, MinhashDedupCluster, MinhashDedupFilter
+    from datatrove.pipeline.dedup import MinhashDedupSignature as Signature
+    from datatrove.pipeline.dedup.minhash import MinhashConfig
+    from datatrove.pipeline.readers import ParquetReader
+    from datatrove.utils.hashing import HashConfig
+    from loguru import logger
+
+    logger.remove()
+    logging.disable()
+    # Its default, xxHash of a str, fails with xxhash 4.
+    config = MinhashConfig(n_grams=5, num_buckets=14, hashes_per_bucket=8, hash_config=HashConfig(hash_fc="sha1"))
+    for _ in rounds:
+        out = tempfile.mkdtemp(dir=folder)
+        signatures, pairs, removed = (f"{out}/{name}" for name in ("signatures", "pairs", "removed"))
+        reader = ParquetReader(str(folder / "copies"))
+        stages: list[tuple[list[Any], int]] = [
+            ([reader, Signature(signatures, config)], 1),
+            ([MinhashDedupBuckets(signatures, pairs, config=config, only_dedup_in_index=False)], config.num_buckets),
+            ([MinhashDedupCluster(pairs, removed, config=config)], 1),
+            ([reader, MinhashDedupFilter(removed)], 1),
+        ]
+        for number, (steps, tasks) in enumerate(stages):
+            LocalPipelineExecutor(pipeline=steps, tasks=tasks, workers=1, logging_dir=f"{out}/log-{number}").run()
+        dropped = sum(file.stat().st_size // 4 for file in Path(removed).glob("*.remove"))
+        done(ORIGINALS + COPIES, dropped=dropped)
+
+
 def chat(question: str) -> str:
     """The prompt of a question in our chat template."""
     return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n<|think_start|>"
@@ -297,11 +430,20 @@ TABLE: dict[str, tuple[str, Callable[..., None], dict[str, Callable[..., None]]]
     "generation": ("answers", generation_ours, {"lm-eval hf": generation_peer}),
     "stream": ("tokens", stream_ours, {"transformers, Llama": stream_peer}),
     "tokens": ("ids", tokens_ours, {"datatrove": tokens_peer}),
+    "duplicates": ("documents", duplicates_ours, {"datatrove": duplicates_peer}),
+    "chats": ("chats", chats_ours, {"openai loop": chats_peer}),
+    "large": (
+        "GB of weights",
+        large_ours,
+        {"ours, 8 bits": large_eight_bits, "llama.cpp, SmolLM2 Q4_1": large_peer, "plain read": large_read},
+    ),
 }
+UNCOMPILED = ("tokens", "duplicates", "chats")
+HERE = ("ours", "openai", "llama.cpp", "plain read")  # how the sides begin that run in this environment
 
 
 def serve(row: str, side: str, folder: Path) -> None:
-    """The worker: a round for each line of standard input; prints its work, seconds and processor seconds."""
+    """The worker: a round for each line of standard input; prints its work, seconds, processor seconds and more."""
     _, ours, peers = TABLE[row]
     # What the work prints goes to standard error: standard output is the answers'.
     answers = os.fdopen(os.dup(1), "w")
@@ -315,15 +457,15 @@ def serve(row: str, side: str, folder: Path) -> None:
                 begun[:] = time.perf_counter(), time.process_time()
             yield None
 
-    def done(work: float) -> None:
-        figures = work, time.perf_counter() - begun[0], time.process_time() - begun[1]
+    def done(work: float, **more: float) -> None:
+        figures = work, time.perf_counter() - begun[0], time.process_time() - begun[1], more
         print(json.dumps(figures), file=answers, flush=True)
 
     (ours if side == "ours" else peers[side])(folder, rounds(), done)
 
 
-def measure(row: str, side: str, folder: Path, warm: int) -> list[tuple[float, float, float]]:
-    """Start a side and run its cold round and `warm` others: (work, seconds, processor seconds) of each."""
+def measure(row: str, side: str, folder: Path, warm: int) -> list[tuple[float, float, float, dict[str, float]]]:
+    """Start a side and run its cold round and `warm` others: (work, seconds, processor seconds, more) of each."""
     is_ours = side.startswith("ours")
     single = {
         "OMP_NUM_THREADS": "1",
@@ -342,7 +484,7 @@ def measure(row: str, side: str, folder: Path, warm: int) -> list[tuple[float, f
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
         }
     command = [
-        str(sys.executable if is_ours else PEERS),
+        str(sys.executable if side.startswith(HERE) else PEERS),
         __file__,
         "--serve",
         row,
@@ -367,8 +509,46 @@ def measure(row: str, side: str, folder: Path, warm: int) -> list[tuple[float, f
     return figures
 
 
-def prepare(folder: Path) -> None:
-    """A checkpoint with random weights, its export, and the texts, which both sides read."""
+def write_copies(path: Path, originals: int, copies: int) -> None:
+    """A Parquet file of documents of 200 words, the last of them copies in which one to five words are others.
+
+    A copy shares 90 to 64 % of all 5-grams with its original (Jaccard), and none with any other document.
+    """
+    import random
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    draw = random.Random(1)
+    syllables = ["ba", "ko", "ti", "mer", "lan", "sto", "vi", "der", "na", "ck"]
+    words = [a + b + c for a in syllables for b in syllables for c in syllables]
+    texts = [draw.choices(words, k=200) for _ in range(originals)]
+    for number in range(copies):
+        texts.append(list(texts[number]))
+        for place in draw.sample(range(200), 1 + number % 5):
+            texts[-1][place] = "another"
+    rows = {"id": [str(number) for number in range(len(texts))], "text": [" ".join(text) for text in texts]}
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.table(rows), path)
+
+
+def prepare(folder: Path, rows: Collection[str], servers: ExitStack) -> None:
+    """A checkpoint with random weights, its export, texts and servers, which both sides read and ask."""
+    if "duplicates" in rows:
+        write_copies(folder / "copies" / "documents.parquet", ORIGINALS, COPIES)
+    if "chats" in rows:
+        from tests.support.servers.fake_openai import own_process
+
+        server = servers.enter_context(own_process(faults=FAULTS, delay_s=0.05))
+        (folder / "server").write_text(server.url, encoding="utf-8")
+    if "large" in rows:  # in processes of their own, so that this one keeps nothing of it in memory
+        checkpoint, export = folder / "large" / "checkpoint", folder / "large" / "export"
+        writer = [str(ROOT / "bench" / "decoding" / "serving.py"), str(checkpoint), "--shape", "nautile_370m"]
+        exporter = ["-m", "nautile.flows.cli.main", "export", str(checkpoint), str(export)]
+        for arguments in (writer, [*exporter, "--format", "onnx", "--bits", "8"]):
+            subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+    if set(rows) <= {"duplicates", "chats", "large"}:
+        return
     import jax
 
     from bench.corpus.ingest import documents, write_web
@@ -403,13 +583,13 @@ def main() -> None:
     if not PEERS.exists():
         parser.error(f"there is no {PEERS}: `make peers` makes it")
     results: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        prepare(folder)
-        for row in arguments.rows or TABLE:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as servers:
+        folder, rows = Path(name), arguments.rows or list(TABLE)
+        prepare(folder, rows, servers)
+        for row in rows:
             unit, _, peers = TABLE[row]
-            sides = ["ours", *(["ours" + KEPT] if row != "tokens" else []), *peers]
-            if row != "tokens":
+            sides = ["ours", *(["ours" + KEPT] if row not in UNCOMPILED else []), *peers]
+            if row not in UNCOMPILED:
                 measure(row, "ours" + KEPT, folder, 0)  # compiles what the others find
             figures: dict[str, list[Any]] = {side: [] for side in sides}
             for _ in range(arguments.repeats):
@@ -420,11 +600,12 @@ def main() -> None:
                 later = [one for run in runs for one in run[1:]]
                 warm = [statistics.median(one[place] for one in later) for place in (1, 2)]
                 rates = [one[0] / one[2] for one in later]
+                more = {name: statistics.median(one[3][name] for run in runs for one in run) for name in runs[0][0][3]}
                 results.append(
                     {"row": row, "side": side, "cold_s": round(cold[0], 2), "cold_processor_s": round(cold[1], 2),
                      "warm_s": round(warm[0], 3), "warm_processor_s": round(warm[1], 3), "unit": unit,
                      "per_processor_s": round(statistics.median(rates), 1),
-                     "range": [round(min(rates), 1), round(max(rates), 1)]}
+                     "range": [round(min(rates), 1), round(max(rates), 1)], **more}
                 )  # fmt: skip
                 print(*(f"{key} {value}" for key, value in results[-1].items()), sep="  ", flush=True)
     write_results(results, arguments.json)

@@ -5,8 +5,8 @@
 
 capacity: 256 requests in flight, 50 ms an answer, and 5 % 429, 2 % 500, 1 % that hang, 1 % cut, 1 % invalid JSON;
 alternating with a plain loop over the openai client (a semaphore of 256, the client's own retries); then both without
-faults. Events go to a real event file. kill: the same requests by a process that is killed half-way and started again.
-limits: a server that accepts 50 requests a second. ledger: a million replies.
+faults. Events go to a real event file. kill: the same requests by a process that is killed half-way and started again,
+in both forms. limits: a server that accepts 50 requests a second. ledger: a million replies.
 """
 
 import asyncio
@@ -59,12 +59,12 @@ def requests(count: int) -> list[ChatRequest]:
     return [ChatRequest("fake", ({"role": "user", "content": text},), 64) for text in prompts(count)]
 
 
-def ask_pool(server: OwnProcess, count: int, folder: Path, emit: Emit | None = None) -> dict[str, Any]:
-    """Send all requests through a pool, with replies and events in `folder`."""
+def ask_pool(server: OwnProcess, count: int, folder: Path, emit: Emit | None = None, **fields: Any) -> dict[str, Any]:
+    """Send all requests through a pool, with replies and events in `folder`; `fields` of its endpoint."""
     writer = EventWriter(folder / "events.jsonl", "bench")
     # The whole way of a request is timed: cache, rate limit, ledger, event file. That is what a plain loop does not
     # have.
-    with EndpointPool({"fake": endpoint_config(server.url)}, folder / "replies", emit or writer) as pool:
+    with EndpointPool({"fake": endpoint_config(server.url, **fields)}, folder / "replies", emit or writer) as pool:
         start, cpu = time.monotonic(), time.process_time()
         outcomes = pool.ask(requests(count))
         seconds, cpu_seconds = time.monotonic() - start, time.process_time() - cpu
@@ -74,13 +74,15 @@ def ask_pool(server: OwnProcess, count: int, folder: Path, emit: Emit | None = N
     return {"per_s": count / seconds, "answered": answered, "cpu_ms": 1000 * cpu_seconds / count, "dollars": dollars}
 
 
-def ask_in_plain_loop(server: OwnProcess, count: int, retries: int = ATTEMPTS) -> dict[str, Any]:
+def ask_in_plain_loop(
+    server: OwnProcess, count: int, retries: int = ATTEMPTS, at_once: int = AT_ONCE, timeout_s: float = TIMEOUT_S
+) -> dict[str, Any]:
     """Send the same requests by a loop over the openai client, without cache, rate limit or ledger."""
 
     async def run() -> int:
         # The client's own retries, as a careful user would set them: the baseline is not made weak.
-        client = openai.AsyncOpenAI(base_url=server.url, api_key="none", timeout=TIMEOUT_S, max_retries=retries)
-        semaphore = asyncio.Semaphore(AT_ONCE)
+        client = openai.AsyncOpenAI(base_url=server.url, api_key="none", timeout=timeout_s, max_retries=retries)
+        semaphore = asyncio.Semaphore(at_once)
 
         async def ask(text: str) -> bool:
             async with semaphore:
@@ -113,9 +115,7 @@ def capacity(count: int, rounds: int) -> list[dict[str, Any]]:
                     own_process(faults=faults, delay_s=DELAY_S, per_million=PRICES) as server,
                     tempfile.TemporaryDirectory() as folder,
                 ):
-                    entry = (
-                        ask_pool(server, count, Path(folder)) if name == "pool" else ask_in_plain_loop(server, count)
-                    )
+                    entry = ask(name, server, count, Path(folder))
                     entry["server"] = server.counts()
                 by_name[name].append(entry)
         # The pool's speed relative to the plain loop, paired by round.
@@ -141,35 +141,44 @@ def capacity(count: int, rounds: int) -> list[dict[str, Any]]:
 
 def kill(count: int) -> list[dict[str, Any]]:
     """Kill a process half-way through its requests, and let another one send the same requests."""
-    with (
-        own_process(faults=FAULTS, delay_s=DELAY_S, per_million=PRICES) as server,
-        tempfile.TemporaryDirectory() as folder,
-    ):
-        command = [sys.executable, __file__, "ask", server.url, folder, "--requests", str(count)]
-        with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) as process:
-            while server.counts()["answered"] < count // 2 and process.poll() is None:
-                time.sleep(0.1)
-            process.kill()
-        at_kill = server.counts()
-        report = ask_pool(server, count, Path(folder))
-        at_end = server.counts()
-        rows = reply_rows(Path(folder) / "replies")
+    rows = []
+    for form in ("pool", "plain openai loop"):
+        with (
+            own_process(faults=FAULTS, delay_s=DELAY_S, per_million=PRICES) as server,
+            tempfile.TemporaryDirectory() as folder,
+        ):
+            command = [sys.executable, __file__, "ask", form, server.url, folder, "--requests", str(count)]
+            with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) as process:
+                while server.counts()["answered"] < count // 2 and process.poll() is None:
+                    time.sleep(0.1)
+                process.kill()
+            at_kill = server.counts()
+            report = ask(form, server, count, Path(folder))
+            at_end = server.counts()
+            row = {
+                "what": f"{form}, kill -9 after {at_kill['answered']} of {count}",
+                "answered": report["answered"],
+                "paid_again": at_end["answered"] - at_end["prompts"],
+            }
+            if form == "pool":
+                row |= _ledger_of(Path(folder), report["dollars"], at_end, count)
+        rows.append(row)
+    return rows
+
+
+def ask(form: str, server: OwnProcess, count: int, folder: Path) -> dict[str, Any]:
+    """Send all requests in one of the two forms; the plain loop keeps nothing in `folder`."""
+    return ask_pool(server, count, folder) if form == "pool" else ask_in_plain_loop(server, count)
+
+
+def _ledger_of(folder: Path, dollars: float, at_end: dict[str, Any], count: int) -> dict[str, Any]:
+    """Whether each reply is on disk once, and what the server's answers cost that no ledger has."""
+    rows = reply_rows(folder / "replies")
     digests = len({row["digest"] for row in rows})
     lost_replies = at_end["answered"] - digests  # answered, but not on disk when the process was killed
-    dollars_per_answer = at_end["dollars"] / at_end["answered"]
-    return [
-        {
-            "what": f"kill -9 after {at_kill['answered']} of {count}",
-            "answered": report["answered"],
-            "kept_once": digests == len(rows) == count,
-            "paid_and_lost": lost_replies,
-            "ledger_dollars_and_lost": [
-                round(report["dollars"], 6),
-                round(at_end["dollars"], 6),
-                round(lost_replies * dollars_per_answer, 6),
-            ],
-        }
-    ]
+    lost_dollars = lost_replies * at_end["dollars"] / at_end["answered"]
+    figures = [round(value, 6) for value in (dollars, at_end["dollars"], lost_dollars)]
+    return {"kept_once": digests == len(rows) == count, "ledger_dollars_and_lost": figures}
 
 
 def limits(seconds: int) -> list[dict[str, Any]]:
@@ -240,7 +249,8 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["capacity", "kill", "limits", "ledger"])
     arguments = parser.parse_args()
     if arguments.parts[0] == "ask":  # the worker of `kill`
-        ask_pool(OwnProcess(arguments.parts[1]), arguments.requests, Path(arguments.parts[2]))
+        form, url, folder = arguments.parts[1:]
+        ask(form, OwnProcess(url), arguments.requests, Path(folder))
         return
     runs = {
         "ledger": lambda: ledger(arguments.replies),
