@@ -36,7 +36,7 @@ from nautile.model.decoding.engine import STRIDE
 from nautile.model.decoding.slots import DecodeRequest, SlotPrograms, slot_settings
 from nautile.model.exports.onnx.folder import WEIGHTS as EXPORTED_WEIGHTS
 from nautile.model.exports.onnx.folder import add_measurement, is_onnx_export
-from nautile.model.runtimes.load import load_runtime
+from nautile.model.runtimes.load import dtype_here, load_runtime
 from nautile.model.weights.files import WEIGHTS
 
 
@@ -65,12 +65,13 @@ def evaluate_folder(
         "accuracy": correct / len(answered), "low": low, "high": high, "comparison": None,
     }  # fmt: skip
     if against is not None:
-        # The reference runs in JAX with its own precision: what is measured is the change that the export makes.
+        # The reference runs in JAX with the precision that it has here: what is measured is the export's change.
         other, other_rows = _answer(against, "jax", config, items)
         result |= {"against": other, "comparison": compare(other_rows, rows, seed=config.seeds.evaluation)}
         if runtime == "onnx":
             model = (read_json(against / "config.json") or {}).get("model") or {}
-            add_measurement(folder, _sentence(result, config.name, model.get("compute_dtype", "its own precision")))
+            precision = dtype_here(model.get("compute_dtype", "its own precision"))
+            add_measurement(folder, _sentence(result, config.name, precision))
     return result
 
 

@@ -79,7 +79,7 @@ def test_the_formula_for_the_state_counts_the_arrays():
 
 
 def test_the_card_names_the_precision_in_which_the_checkpoint_was_computed(monkeypatch, tmp_path):
-    """The weights are float32, but a checkpoint computes in the `compute_dtype` of its configuration."""
+    """On an accelerator the `compute_dtype` of its configuration, here float32."""
     (tmp_path / "config.json").write_text(json.dumps({"model": {"compute_dtype": "bfloat16"}}))
     test = {"n": 10, "a": 0.5, "b": 0.4, "lead": -0.1, "low": -0.2, "high": 0.0, "p": 0.5, "only_a": 1, "only_b": 0}
     row = {"left_out": None, "strict": True}
@@ -89,4 +89,7 @@ def test_the_card_names_the_precision_in_which_the_checkpoint_was_computed(monke
     monkeypatch.setattr(evaluation, "compare", lambda *_, **__: {"benchmarks": {HELD_OUT: test}})
     monkeypatch.setattr(evaluation, "add_measurement", lambda folder, text: measured.append(text))
     evaluation.evaluate_folder(tmp_path / "export", "onnx", tmp_path, load("local"), None)
-    assert "in bfloat16 with JAX" in measured[0]
+    assert "in float32 with JAX" in measured[0]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    evaluation.evaluate_folder(tmp_path / "export", "onnx", tmp_path, load("local"), None)
+    assert "in bfloat16 with JAX" in measured[1]
