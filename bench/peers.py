@@ -11,7 +11,7 @@ Parquet file to ids on disk (datatrove with the same vocabulary). duplicates: ne
 bands of 8, 5-grams (datatrove's four stages). chats: 2,000 requests, 64 at a time, to a server that takes 50 ms and
 fails 7 % (a loop over the `openai` client). The model is that of configs/local.toml with random weights, the Llama has
 as many parameters and the same vocabulary. large: 64 tokens, one client, by a model of configs/nautile_370m.toml and by
-its export at 8 bits, in bytes of weights (llama.cpp with SmolLM2-135M; a plain read of memory): 3 GB of disk and 4 of
+its export at 8 bits, in bytes of weights (llama.cpp with SmolLM2-135M; a plain read of memory): 3 GB of disk and 5 of
 memory.
 
 A repeat starts each side once, in turn: its first round is "cold", from the start of the process, imports included;
@@ -200,12 +200,21 @@ def large_eight_bits(folder: Path, rounds: Rounds, done: Done) -> None:
 
 
 def large_stream(runtime: Any, weights: Path, rounds: Rounds, done: Done) -> None:
-    from nautile.model.decoding.sampling import Sampling
+    """One slot, as `nautile chat` and `serve` have them: weights are arranged once, at the start."""
+    import numpy as np
 
-    sampler, read = runtime.sampler(Sampling(max_tokens=LARGE_STREAMED, temperature=0.0), 1, 8), weights.stat().st_size
+    from nautile.model.decoding.slots import DecodeRequest, slot_settings
+
+    slots, request = runtime.slots((), 0, 1), DecodeRequest((0,), LARGE_STREAMED, temperature=0.0)
+    prompt, length = np.arange(32, dtype=np.int32)[None], np.full(1, 32, np.int32)
+    slots.start()
     for _ in rounds:
-        *_, last = sampler.stream(list(range(4)), (0,))
-        done(len(last.ids) * read / 1e9, tokens=len(last.ids))
+        prefilled, _ = slots.prefill(prompt, length, score=False)
+        slots.fill(prefilled, np.zeros(1, np.int32), np.zeros(1, np.int32), slot_settings([request], 0))
+        tokens = 0
+        while tokens < LARGE_STREAMED:
+            tokens += int(slots.advance(np.array([True]), 4).count_B[0])
+        done(tokens * weights.stat().st_size / 1e9, tokens=tokens)
 
 
 def choice_items() -> list[Any]:
@@ -237,7 +246,7 @@ def large_peer(folder: Path, rounds: Rounds, done: Done) -> None:
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1
     parameters.hostnames, parameters.port, parameters.ui, parameters.verbosity = ["127.0.0.1"], 0, False, 1
     server = xllamacpp.Server(parameters)  # in this process: its processor time counts
-    request = {"prompt": "The sea is", "n_predict": LARGE_STREAMED, "ignore_eos": True, "cache_prompt": False}
+    request = {"prompt": "The sea is " * 10, "n_predict": LARGE_STREAMED, "ignore_eos": True, "cache_prompt": False}
     for _ in rounds:
         answer = httpx.post(f"{server.listening_address}/completion", json=request, timeout=600, trust_env=False)
         tokens = answer.json()["tokens_predicted"]
