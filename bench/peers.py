@@ -11,7 +11,7 @@ Parquet file to ids on disk (datatrove with the same vocabulary). duplicates: ne
 bands of 8, 5-grams (datatrove's four stages). chats: 2,000 requests, 64 at a time, to a server that takes 50 ms and
 fails 7 % (a loop over the `openai` client). The model is that of configs/local.toml with random weights, the Llama has
 as many parameters and the same vocabulary. large: 64 tokens, one client, by a model of configs/nautile_370m.toml and by
-its export at 8 bits, in bytes of weights (llama.cpp with SmolLM2-135M; a plain read of memory): 3 GB of disk and 5 of
+its export at 8 bits, in bytes of weights (llama.cpp with SmolLM2-135M; a plain read of memory): 2 GB of disk and 6 of
 memory.
 
 A repeat starts each side once, in turn: its first round is "cold", from the start of the process, imports included;
@@ -44,6 +44,7 @@ PROMPTS, GROUP, TOKENS = 32, 8, 48
 CHOICES, ANSWERS, STREAMED, DOCUMENTS = 500, 200, 128, 1200
 ORIGINALS, COPIES, CHATS, LARGE_STREAMED = 8000, 2000, 2000, 64
 FAULTS, AT_ONCE = {"500": 0.05, "429": 0.02}, 64
+LARGE, SMOLLM2 = 371_901_088, 134_515_008  # parameters; a token takes two operations for each
 
 Rounds = Iterator[None]  # one value for each round that is asked for
 Done = Callable[..., None]  # told the work that a round has done, in the unit of its row; more figures by name
@@ -214,7 +215,7 @@ def large_stream(runtime: Any, weights: Path, rounds: Rounds, done: Done) -> Non
         tokens = 0
         while tokens < LARGE_STREAMED:
             tokens += int(slots.advance(np.array([True]), 4).count_B[0])
-        done(tokens * weights.stat().st_size / 1e9, tokens=tokens)
+        done(tokens * weights.stat().st_size / 1e9, tokens=tokens, gflop=tokens * 2 * LARGE / 1e9)
 
 
 def choice_items() -> list[Any]:
@@ -250,7 +251,7 @@ def large_peer(folder: Path, rounds: Rounds, done: Done) -> None:
     for _ in rounds:
         answer = httpx.post(f"{server.listening_address}/completion", json=request, timeout=600, trust_env=False)
         tokens = answer.json()["tokens_predicted"]
-        done(tokens * model_file().stat().st_size / 1e9, tokens=tokens)
+        done(tokens * model_file().stat().st_size / 1e9, tokens=tokens, gflop=tokens * 2 * SMOLLM2 / 1e9)
 
 
 def large_read(folder: Path, rounds: Rounds, done: Done) -> None:
@@ -589,11 +590,14 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.rows) - set(TABLE):
         parser.error(f"no row {', '.join(sorted(unknown))}: the rows are {', '.join(TABLE)}")
-    if not PEERS.exists():
+    rows = arguments.rows or list(TABLE)
+    if min(arguments.repeats, arguments.warm) < 1:
+        parser.error("--repeats and --warm are 1 or more")
+    if not PEERS.exists() and any(not side.startswith(HERE) for row in rows for side in TABLE[row][2]):
         parser.error(f"there is no {PEERS}: `make peers` makes it")
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name, ExitStack() as servers:
-        folder, rows = Path(name), arguments.rows or list(TABLE)
+        folder = Path(name)
         prepare(folder, rows, servers)
         for row in rows:
             unit, _, peers = TABLE[row]
