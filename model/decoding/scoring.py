@@ -94,10 +94,11 @@ def _packed_batches(
         size = _rows_at_once(rows, width)
         packer, placed = FirstFit(width), []
         for index in group:
-            placed.append((packer.place(len(sequences[index][0])), index))
+            batch, row = divmod(packer.place(len(sequences[index][0])), size)
+            placed.append((batch, row, index))
         placed.sort(key=itemgetter(0))
-        for _, batch in groupby(placed, lambda place, size=size: place[0] // size):
-            yield _packed([(row % size, *sequences[index], index) for row, index in batch], size, width)
+        for _, members_of_batch in groupby(placed, itemgetter(0)):
+            yield _packed([(row, *sequences[index], index) for _, row, index in members_of_batch], size, width)
 
 
 def _rows_at_once(rows: int, width: int) -> int:
@@ -106,7 +107,7 @@ def _rows_at_once(rows: int, width: int) -> int:
 
 
 def _packed(texts: Sequence[tuple[int, Sequence[int], int, int]], rows: int, width: int) -> _PackedBatch:
-    """The arrays of texts = (row, ids, first, index), which are in the order of their rows."""
+    """The arrays of a batch of texts = (row, ids, first, index)."""
     tokens_BL, segments_BL, positions_BL = np.zeros((3, rows, width), np.int32)
     filled_B = [0] * rows
     columns, targets, sequence = [], [], []
