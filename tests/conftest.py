@@ -3,6 +3,7 @@
 import fcntl
 import gc
 import os
+import re
 import shutil
 import signal
 import sys
@@ -57,6 +58,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 SHORT_NAMES = {path.name for path in (Path(__file__).parents[1] / "src" / "nautile").iterdir() if path.is_symlink()}
 
 BuildOnce = Callable[[str, Callable[[Path], None]], Path]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out a file whose mark deselects all its tests: each worker imports every file that it collects."""
+    left_out = re.fullmatch(r"not (\w+)(?: and not (\w+))?", config.option.markexpr or "")
+    if collection_path.suffix != ".py" or not left_out:
+        return None
+    own = re.search(r"^pytestmark = .*(?:\n    .*)*", collection_path.read_text(encoding="utf-8"), re.MULTILINE)
+    return bool(own and any(f"pytest.mark.{mark}" in own[0] for mark in left_out.groups())) or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
