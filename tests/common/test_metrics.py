@@ -15,7 +15,8 @@ def literal_names():
     """The names in calls such as `emit("metric", name="loss", ...)`, and in `self._metric("loss", ...)`."""
     for package in REPORTERS:
         for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            text = path.read_text(encoding="utf-8")
+            for node in ast.walk(ast.parse(text)) if "metric" in text else ():
                 if not isinstance(node, ast.Call):
                     continue
                 first = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None

@@ -16,6 +16,7 @@ from nautile.flows.run_state import (
     live_run,
     newest_with_content,
     questions_by_run,
+    resume_command,
     run_state,
     time_left_text,
 )
@@ -251,10 +252,9 @@ def test_a_forced_run_that_was_killed_continues_at_its_first_unfinished_step(sto
         ("x", ""),
     ],
 )
-def test_a_recorded_command_that_is_copied_runs_nothing_of_its_own(store, recorded, command):
+def test_a_recorded_command_that_is_copied_runs_nothing_of_its_own(recorded, command):
     """Another machine may have written the event."""
-    plan(store, state="failed", ended=at(9), resume=recorded)
-    assert shown(store)[0].resume == command
+    assert resume_command({"resume": recorded, "first_unfinished": None}) == command
 
 
 def test_the_step_that_a_forced_run_resumes_from_is_one_word(store):

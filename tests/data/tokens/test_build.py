@@ -262,8 +262,7 @@ def peak(work):
     # Earlier tests may have set the garbage collector to run seldom: cycles then count until it does.
     thresholds = gc.get_threshold()
     gc.set_threshold(700)  # Python's own
-    gc.collect()
-    gc.freeze()  # what other tests left is not looked through again and again
+    gc.freeze()  # what other tests left is not looked through: a collection of all that takes seconds
     tracemalloc.start()
     try:
         work()

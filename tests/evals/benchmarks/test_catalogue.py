@@ -113,12 +113,13 @@ def test_options_that_speak_of_places_stay_in_theirs(last):
     assert all(shuffled(options, 3, seed) == (options, 3) for seed in range(20))
 
 
-def test_a_larger_draw_holds_the_smaller(items):
-    small, large = (choose(items["mmlu"], count, seed=5) for count in (10, 50))
+def test_a_larger_draw_holds_the_smaller(hub_records):
+    items = items_of(PUBLIC["mmlu"], hub_records("mmlu", 60), seed=3)
+    small, large = (choose(items, count, seed=5) for count in (10, 50))
     assert len(small) == 10
     assert {item.index for item in small} <= {entry.index for entry in large}
     assert [candidate.index for candidate in large] == sorted(actual.index for actual in large)
-    assert choose(items["mmlu"], None, seed=5) == items["mmlu"]
+    assert choose(items, None, seed=5) == items
 
 
 WRONG = [

@@ -54,15 +54,15 @@ def test_an_answer_of_several_parts_may_stand_in_several_formulas(text, stated):
 @pytest.mark.parametrize(
     "text",
     [
-        "\\boxed{1} " * 12_000, "\\boxed{" * 14_000, "$" * 100_000, "\\(" * 50_000, "the answer is $" * 7000,
-        "the answer is \\boxed{1}. " * 4000, "\n" * 100_000, "\n " * 50_000, "<answer>" * 12_000, "#### a b\n" * 11_000,
-        "answer\n" * 14_000, "{" * 100_000, "or " * 33_000, "the answer is \\(" * 2500, "\\boxed{1}" + " " * 100_000,
-        "$1$" + " " * 100_000 + "or", "how many " * 11_000, "the answer is $1$ is " * 5000,
-        "\\boxed{" * 9000 + "}" * 9000, "$1$" + "}" * 100_000,
+        "\\boxed{1} " * 4000, "\\boxed{" * 4500, "$" * 30_000, "\\(" * 15_000, "the answer is $" * 2500,
+        "the answer is \\boxed{1}. " * 1500, "\n" * 30_000, "\n " * 15_000, "<answer>" * 4000, "#### a b\n" * 3500,
+        "answer\n" * 4500, "{" * 30_000, "or " * 11_000, "the answer is \\(" * 1000, "\\boxed{1}" + " " * 30_000,
+        "$1$" + " " * 30_000 + "or", "how many " * 3500, "the answer is $1$ is " * 1500,
+        "\\boxed{" * 3000 + "}" * 3000, "$1$" + "}" * 30_000,
     ],
 )  # fmt: skip
 def test_a_long_reply_is_read_in_linear_time(text):
     began = time.process_time()
     candidates(text)
     candidates(text, several=True)
-    assert time.process_time() - began < 4
+    assert time.process_time() - began < 2

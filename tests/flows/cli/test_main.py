@@ -45,12 +45,13 @@ HEAVY = {
 }  # fmt: skip
 
 
-def loaded_by(store, tmp_path, *words):
-    """The modules that a command imports, which must succeed."""
+def loaded_by(store, tmp_path, *commands):
+    """The modules that commands import, all of which must succeed."""
     program = (
         "import sys; from nautile.flows.cli import main as cli\n"
-        f"sys.argv = ['nautile', *{words!r}]\n"
-        "try: cli.main()\nexcept SystemExit as e: assert not e.code\n"
+        f"for words in {commands!r}:\n"
+        "    sys.argv = ['nautile', *words]\n"
+        "    try: cli.main()\n    except SystemExit as e: assert not e.code\n"
         "print(*sys.modules, file=sys.stderr)"
     )
     command = [sys.executable, "-c", program]
@@ -61,7 +62,7 @@ def loaded_by(store, tmp_path, *words):
 
 
 def test_help_imports_nothing_heavy(tmp_path):
-    loaded = loaded_by(tmp_path, tmp_path, "--help")
+    loaded = loaded_by(tmp_path, tmp_path, ["--help"])
     heavy = HEAVY | {"duckdb", "pydantic", "nautile.store", "nautile.tasks"}
     assert "typer" in loaded
     assert not heavy & loaded
@@ -70,16 +71,14 @@ def test_help_imports_nothing_heavy(tmp_path):
 def test_reading_commands_import_no_stage_no_grader_and_no_arrays(made, tmp_path):
     store, artifacts = made
     newest = next(iter(artifacts["reason"].values()))
-    commands = (["runs"], ["status"], ["artifacts"], ["show", newest], ["lineage", newest], ["sql", "FROM runs"])
-    for words in commands:
-        loaded = loaded_by(store.root, tmp_path, *words)
-        assert "nautile.store.artifacts" in loaded, words
-        assert not HEAVY & loaded, words
-        assert "attr" not in loaded or words[0] == "show", words
+    commands = (["runs"], ["status"], ["artifacts"], ["lineage", newest], ["sql", "FROM runs"])
+    loaded = loaded_by(store.root, tmp_path, *commands)
+    assert "nautile.store.artifacts" in loaded
+    assert not (HEAVY | {"attr"}) & loaded
     # By arithmetic alone: the model itself is of JAX, which takes a second.
-    assert not (HEAVY - {"nautile.configs.schema"}) & loaded_by(store.root, tmp_path, "params")
+    assert not (HEAVY - {"nautile.configs.schema"}) & loaded_by(store.root, tmp_path, ["show", newest], ["params"])
     # Its tests are of numpy and over the benchmarks of the catalogue; it asks no questions.
-    loaded = loaded_by(store.root, tmp_path, "compare", *list(artifacts["evaluate:align"].values()) * 2)
+    loaded = loaded_by(store.root, tmp_path, ["compare", *list(artifacts["evaluate:align"].values()) * 2])
     assert not {"jax", "prefect", "scipy", "pandas", "nautile.evals.running.answerers", "httpx"} & loaded
 
 
