@@ -23,7 +23,7 @@ from nautile.data.endpoints import pool
 from nautile.data.endpoints.pool import EndpointPool
 from nautile.data.records import from_dict
 from nautile.data.screening.contamination import Hit
-from tests.support.servers.fake_openai import FakeOpenAI, always, mixed, script, useful
+from tests.support.servers.fake_openai import FakeOpenAI, always, script, useful
 
 
 def openai(server, **fields):
@@ -93,16 +93,6 @@ def test_a_document_like_another_is_a_duplicate_also_in_a_later_file(run):
     assert len(output.kept) == 1
     assert {row["reason"] for row in output.rejected} == {"duplicate"}
     assert sorted(output.files) == ["documents-00000.jsonl", *(f"rejected-{n:05d}.jsonl" for n in range(7))]
-
-
-@pytest.mark.slow
-def test_all_prompts_end_once_under_faults(run):
-    faults = mixed(2, f500=0.1, cut=0.05, invalid=0.05, f400=0.1)
-    with FakeOpenAI(faults=faults) as server:
-        output = run({"t": openai(server, concurrency=4)}, prompts=60, chunk=16)
-    prompts = [row["provenance"]["prompt"] for row in output.kept + output.rejected]
-    assert len(prompts) == len(set(prompts)) == 60
-    assert set(output.counts["rejected"]) <= {"failed_refused", "failed_server_error"}
 
 
 @pytest.mark.slow

@@ -1,12 +1,9 @@
 """The pool of endpoints against a fake server on a real socket."""
 
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import CancelledError
 from contextlib import nullcontext, suppress
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +14,8 @@ from nautile.data.endpoints import circuit_breaker
 from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
 from nautile.data.endpoints.pool import EndpointPool, raise_for_outage
 from nautile.data.endpoints.reply_cache import ReplyCache
-from tests.support.processes import asking_process
 from tests.support.samples.replies import reply_rows, unknown_rows
-from tests.support.servers.fake_openai import FakeOpenAI, always, mixed, script
+from tests.support.servers.fake_openai import FakeOpenAI, always, script
 from tests.support.servers.http_server import json_response
 
 KEY = "sk-planted-0123456789abcdef"
@@ -110,23 +106,6 @@ def test_a_request_that_failed_waits_before_it_is_sent_again(pool_for, monkeypat
         (reply,) = pool_for(fake=openai(server)).ask([request()])
         assert isinstance(reply, ChatReply)
         assert server.times[1] - server.times[0] >= (float(retry_after or 0) or 0.2) - 0.01
-
-
-@pytest.mark.slow
-def test_every_request_ends_once_under_a_mixture_of_faults(pool_for, events):
-    faults = mixed(3, f429=0.05, f500=0.05, hang=0.02, cut=0.03, invalid=0.03)
-    with FakeOpenAI(faults=faults, per_million=(10.0, 30.0)) as server:
-        prices = {"dollars_per_million_in": 10.0, "dollars_per_million_out": 30.0}
-        pool = pool_for(fake=openai(server, concurrency=32, timeout_s=15.0, attempts=8, **prices))
-        replies = pool.ask([request(f"number {i}") for i in range(200)])
-    assert all(isinstance(reply, ChatReply) for reply in replies)
-    assert len({reply.digest for reply in replies}) == 200
-    assert server.answered == 200
-    assert pool.spent == pytest.approx(server.dollars)
-    assert sum(event["dollars"] for event in events) == pytest.approx(server.dollars)
-    limiter = pool._endpoints["fake"].rate_limiter
-    assert len(events) == len(server.bodies) == limiter.sent_count
-    assert limiter.refused_count == server.statuses["429"]
 
 
 @pytest.mark.slow
@@ -420,22 +399,3 @@ def test_replies_that_have_arrived_are_kept_when_the_pool_is_closed(tmp_path, mo
         may_write.set()
         closing.join()
     assert len(reply_rows(tmp_path / "replies")) == server.answered == 2
-
-
-@pytest.mark.slow
-def test_what_was_answered_before_a_kill_is_not_sent_again(pool_for, tmp_path):
-    """A real process is killed while it sends requests; another continues with its file."""
-    cache = tmp_path / "replies"
-    with FakeOpenAI(delay_s=0.02) as server:
-        section = asking_process.config(server.url).model_dump_json()
-        command = [sys.executable, asking_process.__file__, section, str(cache), "60"]
-        root = str(Path(__file__).parents[3])
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env={"PYTHONPATH": root}) as process:
-            reported = [int(process.stdout.readline()) for _ in range(15)]
-            process.kill()
-        pool = pool_for(fake=asking_process.config(server.url))
-        replies = pool.ask(asking_process.requests(60))
-    assert all(isinstance(reply, ChatReply) for reply in replies)
-    asked = [int(body["messages"][0]["content"]) for body in server.bodies]
-    assert all(asked.count(index) == 1 for index in reported), "a reply that was returned was on disk before"
-    assert len(asked) <= 60 + 4, "at most the requests in flight are sent again"

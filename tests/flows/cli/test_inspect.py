@@ -81,9 +81,7 @@ def test_status_names_a_damaged_manifest(copy, made, toy):
     assert "manifest.json" in row["error"]
 
 
-def test_a_stage_that_made_no_update_says_so(tmp_path, toy):
-    store = Store(tmp_path / "store")
-    store.prepare()
+def test_a_stage_that_made_no_update_says_so(store, toy):
     reason = next(step for step in build_dag(toy, toy_dag) if step.label == "reason")
     for kind in reason.outputs:
         facts = {"no_update": "all 8 groups had equal rewards"} if kind == "checkpoint" else {}

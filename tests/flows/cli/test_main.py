@@ -21,7 +21,7 @@ from nautile.flows.uses import COMMANDS
 from nautile.store.artifacts import Store
 from tests.support.samples.stage_store import flip_byte
 from tests.support.stages.toy_cli import ROOT, environment
-from tests.support.stages.toy_stages import HOSTILE, TOY
+from tests.support.stages.toy_stages import TOY
 
 pytestmark = pytest.mark.usefixtures("toy_stages")
 
@@ -286,14 +286,6 @@ def test_the_printed_report_ends_with_the_path_of_its_page(nautile, made):
     _, out, _ = nautile("report")
     assert "After SFT (baseline)" in out
     assert out.strip().splitlines()[-1].endswith(f"{made[0].get(made[1]['report']['report']).path}/report.html")
-
-
-def test_terminal_escapes_in_texts_are_not_printed(nautile):
-    for arguments in (["sql", "SELECT fields FROM samples"], ["report"]):
-        _, out, _ = nautile(*arguments)
-        assert "alert(1)" in out
-        assert "\x1b" not in out
-    assert "\x1b" in HOSTILE
 
 
 def test_an_unexpected_failure_is_one_line_and_its_stack_trace_is_saved(nautile, monkeypatch, tmp_path):

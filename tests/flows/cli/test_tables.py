@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 from rich.console import Console
 
-from nautile.flows.cli.sweep import report_view
-from nautile.flows.cli.tables import lineage_tree, service_table, status_table, waiting_table
+from nautile.flows.cli.tables import lineage_tree, service_table, waiting_table
 from nautile.flows.render import FittingTable, query_table
 
 
@@ -87,17 +86,3 @@ def test_a_lineage_has_files_configuration_and_commit_and_an_input_with_two_name
         "u  toy, read as x, 2 files, 8 B, configuration base",
         "v  toy, read as x, 1 file, 8 B, 3 calls, configuration toy, commit fedcba987654",
     ]
-
-
-def test_escapes_are_not_printed():
-    assert "\x1b" not in "".join(shown(query_table(["a"], [("\x1b[31mred",)])))
-
-
-def test_errors_are_printed_without_escapes():
-    row = {"label": "reason", "state": "failed", "progress": {}, "error": "\x1b]0;title\x07bad", "seconds": None}
-    row |= {"start": None, "artifacts": []}
-    assert "\x1b" not in "".join(shown(status_table([row])))
-    arm = {"arm": "a", "seed": None, "state": "failed", "error": "reason: \x1b[31mbad", "run": None, "steps": 1}
-    arm |= {"made": 0, **dict.fromkeys(("seconds", "own_seconds", "dollars", "own_dollars"))}
-    report = {"arms": [arm], "metrics": [], "after": "reason"}
-    assert "\x1b" not in "".join(shown(report_view(report)))

@@ -57,14 +57,12 @@ def test_the_expected_cost_is_what_is_allowed_and_what_it_took(made, toy, steps)
     assert "at most $5.00" in expected_cost(store, rich, bounded)
 
 
-def test_the_forecast_of_the_calls_stands_beside_the_budget(tmp_path, toy):
+def test_the_forecast_of_the_calls_stands_beside_the_budget(store, toy):
     prices = {"dollars_per_million_in": 1.0, "dollars_per_million_out": 1.0}
     endpoints = {"local": {**toy.endpoints["local"].model_dump(), **prices}}
     distilled = {**toy.distill.model_dump(), "budget_dollars": 5000.0, "accepted": 3}
     config = RunConfig.model_validate({**toy.model_dump(), "endpoints": endpoints, "distill": distilled})
     step = {step.label: step for step in build_dag(config, toy_dag)}["distill"]
-    store = Store(tmp_path / "store")
-    store.prepare()
     cost = expected_cost(store, config, step)
     dollars = r"\$0\.\d\d"
     assert re.match(
@@ -103,9 +101,8 @@ def test_what_is_there_is_not_asked_about_unless_it_is_forced(made, toy, steps, 
     assert "4 prompts" in questions[0][1]
 
 
-def test_a_stage_that_stopped_at_its_budget_asks_whether_to_go_on_with_less(tmp_path, toy, steps):
-    store, distill = Store(tmp_path / "store"), steps["distill"]
-    store.prepare()
+def test_a_stage_that_stopped_at_its_budget_asks_whether_to_go_on_with_less(store, toy, steps, monkeypatch):
+    distill = steps["distill"]
     folder = store.staging(distill.key) / "made"
     folder.mkdir()
     (folder / "documents.jsonl").write_text("{}\n")
@@ -128,25 +125,11 @@ def test_a_stage_that_stopped_at_its_budget_asks_whether_to_go_on_with_less(tmp_
     go_on_with(store, outputs, "mine")
     assert question(asking(toy, at_budget="pause")) is None
 
-
-def test_a_used_up_budget_is_asked_about_if_the_record_of_answers_cannot_be_read(tmp_path, toy, steps, monkeypatch):
-    store, distill = Store(tmp_path / "store"), steps["distill"]
-    store.prepare()
-    folder = store.staging(distill.key) / "made"
-    folder.mkdir()
-    (folder / "documents.jsonl").write_text("{}\n")
-    kept = store.publish(
-        "documents", distill.key, folder, stage="distill", version=1, config={}, inputs={},
-        facts={"budget_exhausted": True},
-    )  # fmt: skip
-    outputs = {"documents": kept.id}
-    go_on_with(store, outputs, "mine")
-
     def busy(self, *arguments, **options):
         raise CatalogBusy("held by another process")
 
-    monkeypatch.setattr(Catalog, "query", busy)
-    assert question_at_budget(store, asking(toy, at_budget="pause"), distill, outputs, "toy")
+    monkeypatch.setattr(Catalog, "query", busy)  # the record of answers cannot be read
+    assert question(asking(toy, at_budget="pause")) == text
 
 
 def history(*states):
@@ -243,18 +226,14 @@ def test_no_other_state_that_prefect_knows_opens_the_gate():
         assert not was_approved(history(*START, ASKED, name, "Running"), "approve-index"), name
 
 
-def test_what_waits_is_listed_and_a_wrong_run_is_refused(tmp_path):
-    store = Store(tmp_path / "store")
-    store.prepare()
+def test_what_waits_is_listed_and_a_wrong_run_is_refused(store):
     assert waiting(store) == []
     with pytest.raises(ConfigError, match="no run 'abc' waits"):
         approve(store, "abc", None)
 
 
-def test_an_empty_name_approves_nothing(tmp_path):
+def test_an_empty_name_approves_nothing(store):
     """As from a variable of a script that is not set: an approval may cost money."""
-    store = Store(tmp_path / "store")
-    store.prepare()
     run = str(uuid4())
     with LockedServer() as server:
         note = {"run": run, "label": "align", "message": "?", "since": now(), "host": host(), "pid": os.getpid()}
@@ -265,10 +244,8 @@ def test_an_empty_name_approves_nothing(tmp_path):
     assert server.requests == 0
 
 
-def test_a_run_that_was_killed_waits_no_more_though_its_process_id_is_used_again(tmp_path):
+def test_a_run_that_was_killed_waits_no_more_though_its_process_id_is_used_again(store):
     """In a container a restarted run often gets the id of the one that was killed."""
-    store = Store(tmp_path / "store")
-    store.prepare()
     note = {"run": "r1", "label": "align", "message": "?", "since": now(), "host": host(), "pid": os.getpid()}
     path = store.questions / "r1.json"
     path.parent.mkdir()
@@ -279,10 +256,8 @@ def test_a_run_that_was_killed_waits_no_more_though_its_process_id_is_used_again
     assert not path.exists()
 
 
-def test_a_note_of_a_store_from_elsewhere_sends_no_login_to_its_server(tmp_path, monkeypatch):
+def test_a_note_of_a_store_from_elsewhere_sends_no_login_to_its_server(store, monkeypatch):
     """Reading such a store lists the note, and asks nobody."""
-    store = Store(tmp_path / "store")
-    store.prepare()
     run = str(uuid4())
     note = {"run": run, "label": "align", "message": "?", "since": now(), "host": "x", "pid": None}
     store.questions.mkdir()
@@ -345,19 +320,10 @@ def config(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_suspended_run_that_was_cancelled_waits_no_more(config, prefect_url, tmp_path):
-    store = Store(tmp_path / "store")
-    store.prepare()
+def test_a_suspended_run_that_was_cancelled_waits_no_more(config, prefect_url, store):
     store.questions.mkdir()
-    note = {
-        "run": "1" * 8 + "-1111-1111-1111-" + "1" * 12,
-        "label": "held_out",
-        "message": "Resume to continue.",
-        "since": now(),
-        "host": host(),
-        "api": prefect_url,
-        "pid": None,
-    }
+    note = {"run": "1" * 8 + "-1111-1111-1111-" + "1" * 12, "label": "held_out", "message": "Resume to continue."}
+    note |= {"since": now(), "host": host(), "api": prefect_url, "pid": None}
     (store.questions / "note.json").write_text(json.dumps(note))
     assert waiting(store) == []
     assert list(store.questions.iterdir()) == []
@@ -382,10 +348,8 @@ class LostAnswer(FakeServer):
 
 
 @pytest.mark.slow
-def test_a_question_whose_first_answer_of_the_server_was_lost_is_waited_for(prefect_url, tmp_path, monkeypatch):
+def test_a_question_whose_first_answer_of_the_server_was_lost_is_waited_for(prefect_url, store, monkeypatch):
     """Prefect's client sends the state again, and the server rejects it, because the run has it already."""
-    store = Store(tmp_path / "store")
-    store.prepare()
 
     @flow
     def empty():
