@@ -58,9 +58,9 @@ def shown(store, run="r1"):
     """The run's state, and its steps by label."""
     catalog = Catalog(store)
     catalog.ingest()
-    questions = questions_by_run(store)
-    summary = next(row for row in catalog.query(RUNS, [9]) if row["run"] == run)
-    state = run_state(store, lambda sql, *parameters: catalog.query(sql, list(parameters)), summary, questions)
+    with catalog.reading() as read:
+        summary = next(row for row in read(RUNS, 9) if row["run"] == run)
+        state = run_state(store, read, summary, questions_by_run(store))
     return state, {step.label: step for step in state.steps}
 
 

@@ -79,16 +79,6 @@ def test_gradients_in_bfloat16_are_those_of_float32_within_its_rounding(config, 
 
 
 @pytest.mark.slow
-def test_padding_rows_of_the_table_take_no_probability(config, params, rows):
-    hidden_BLD, targets_BL, _ = rows
-    run = jax.jit(lambda table_VD: token_logprobs({"embedding": table_VD}, config, hidden_BLD, targets_BL))
-    used = (np.arange(config.padded_vocabulary) < config.vocabulary)[:, None]
-    loud, quiet = (run(np.where(used, params["embedding"], np.float32(value))) for value in (100, 0))
-    for token_logprob, other in zip(loud, quiet, strict=True):
-        np.testing.assert_array_equal(token_logprob, other)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("z_loss", [0.0, 1e-2])
 def test_weighted_loss_with_gradients(config, params, rows, z_loss, monkeypatch):
     """Hidden states in place of the stack, whose own gradients other tests check."""

@@ -1,4 +1,3 @@
-from math import comb
 from pathlib import Path
 
 import jax
@@ -194,15 +193,6 @@ def test_the_ratio_of_norms_follows_from_the_identity(form, right, of):
     plus_D, minus_D = weighed_GD[:right].sum(axis=0), weighed_GD[right:].sum(axis=0)
     measured = np.linalg.norm(minus_D) / np.linalg.norm(plus_D)
     assert measured == pytest.approx(np.sqrt(right / (of - right)) * 1.4, rel=0.05)
-
-
-@pytest.mark.parametrize(("solved", "of"), [(0.28, 4), (0.28, 8), (0.5, 8), (0.8, 6)])
-def test_the_ratio_over_many_groups(solved, of):
-    """docs/theory.md: over groups of G with each completion right at rate p, by summing over every k."""
-    chances = [comb(of, k) * solved**k * (1 - solved) ** (of - k) for k in range(of + 1)]
-    minus = sum(chance * (of - k) * (k / of) ** 2 for k, chance in enumerate(chances))
-    plus = sum(chance * k * (1 - k / of) ** 2 for k, chance in enumerate(chances))
-    assert minus / plus == pytest.approx((1 + (of - 2) * solved) / (1 + (of - 2) * (1 - solved)))
 
 
 def test_norms_are_float32_for_low_precision():

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
 from nautile.store.events import EventWriter
 from nautile.store.views import LAST_ATTEMPTS, SPENT, VIEWS, run_seconds
@@ -51,7 +52,14 @@ def attempt(store, run, label, state, minutes, seconds, execution=None, **fields
 CHIPS = {"chips": 8, "dollars_per_chip_hour": 2.0}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    store = Store(tmp_path_factory.mktemp("views"))
+    store.prepare()
+    return store
+
+
+@pytest.fixture(scope="module")
 def query(store):
     plan(store, 1, "r", 0, state="interrupted", ended=at(3))
     attempt(store, "r", "pretrain", "interrupted", 1, 60.0, peak_bytes=9)

@@ -1,5 +1,7 @@
 """Requests that always fail are no outage, and an endpoint that answers nothing is one, whatever its code."""
 
+import time
+
 import pytest
 
 from nautile.common.errors import ConfigError, Retryable
@@ -115,6 +117,7 @@ def test_a_pool_says_why_it_waits(pool_for):
             session.next_result()
             while not session.has_result:
                 seen.append(pool.waits_for())
+                time.sleep(0.005)
             session.next_result()
         assert pool.waits_for() == ""
     assert "endpoint 'fake' refuses requests for their rate (429)" in seen

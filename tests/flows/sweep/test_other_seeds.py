@@ -14,7 +14,8 @@ def by_seed_of(store):
     def call(run, *how):
         catalog = Catalog(store)
         catalog.ingest()
-        return accuracies_by_seed(lambda sql, *given: catalog.query(sql, given), run, *how)
+        with catalog.reading() as read:
+            return accuracies_by_seed(read, run, *how)
 
     return call
 

@@ -55,7 +55,8 @@ def report_of(store):
     def call(sweep, where=store):
         catalog = Catalog(where)
         catalog.ingest()
-        report = sweep_report(where, sweep.record(), lambda sql, *given: catalog.query(sql, given))
+        with catalog.reading() as read:
+            report = sweep_report(where, sweep.record(), read)
         TypeAdapter(OUTPUTS["sweep"]).validate_json(json.dumps(report), strict=True)
         return report
 

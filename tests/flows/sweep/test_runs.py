@@ -60,15 +60,15 @@ def test_runs_that_were_asked_other_questions_are_compared_in_all_else(two_runs,
         return [row | {"prompt_digest": f"{path} {row['index']}"} for row in read_rows(path)]
 
     monkeypatch.setattr(comparisons, "read_rows", other_questions)
-    comparison = comparisons.compare_runs(two_runs, lambda sql, *given: catalog.query(sql, given), "toy", RUN)
+    with catalog.reading() as read:
+        comparison = comparisons.compare_runs(two_runs, read, "toy", RUN)
     whys = {row["stage"]: row["why"] for row in comparison["not_compared"]}
     assert "no question in common" in whys["reason"]
     assert [row["stage"] for row in comparison["scores"]] == ["pretrain"]
     assert len(comparison["steps"]) == 14
     monkeypatch.undo()
-    by_options = comparisons.compare_runs(
-        two_runs, lambda sql, *given: catalog.query(sql, given), "toy", RUN, way="likelihood"
-    )
+    with catalog.reading() as read:
+        by_options = comparisons.compare_runs(two_runs, read, "toy", RUN, way="likelihood")
     assert by_options["scores"] == []
 
 
@@ -138,6 +138,7 @@ def test_an_evaluation_that_a_forced_run_has_replaced_is_still_that_of_its_run(s
         row |= {"execution": execution, "state": "done", "reused": False, "outputs": {"evaluation": made.id}}
         write_row(store, "run", row | {"started": now(), "ended": now(), "seconds": 1.0})
     catalog.ingest()
-    comparison = comparisons.compare_runs(store, lambda sql, *given: catalog.query(sql, given), "first", "second")
+    with catalog.reading() as read:
+        comparison = comparisons.compare_runs(store, read, "first", "second")
     scores = {row["benchmark"]: (row["a"], row["b"], row["same"]) for row in comparison["scores"]}
     assert scores["sums"] == (0.75, 0.25, False)

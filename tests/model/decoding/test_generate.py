@@ -13,7 +13,7 @@ from nautile.model.decoding.cache import length_buckets
 from nautile.model.decoding.generate import Generator
 from nautile.model.decoding.sampling import Sampling
 from nautile.model.decoding.slots import DecodeRequest, JaxSlots, slot_settings
-from nautile.model.loss import masked_logits, token_logprobs
+from nautile.model.loss import masked_logits
 from nautile.model.nautile import forward, initialise
 from tests.model.conftest import tiny_config
 
@@ -55,14 +55,6 @@ def same(item, other):
     assert (item.truncated, item.forced) == (other.truncated, other.forced)
 
 
-def test_a_sample_does_not_depend_on_its_row(config, params, four):
-    order = [2, 0, 3, 1]
-    generator = Generator(config, SAMPLING, rows=4, prompt_length=LONGEST)
-    again = generator(params, [PROMPTS[i] for i in order], [SEEDS[i] for i in order])
-    for row, index in enumerate(order):
-        same(again[row], four[index])
-
-
 def test_a_stream_grows_into_the_same_sample(config, params, stopping, alone):
     longest = max(range(len(PROMPTS)), key=lambda index: len(alone[index].ids))
     stream = Generator(config, stopping, rows=1, prompt_length=LONGEST).stream
@@ -81,43 +73,27 @@ def test_other_seeds_give_other_samples(config, params, four):
     assert not any(np.array_equal(item.ids, other.ids) for item, other in zip(four, again, strict=True))
 
 
-@pytest.fixture(scope="module")
-def hidden_states(config, params):
-    """`hidden_states(rows)`: rows of ids and their hidden states [4, LONGEST + 12, D], by a program compiled once."""
-
-    @jax.jit
-    def run(ids_BL):
-        positions_BL = jnp.broadcast_to(jnp.arange(LONGEST + 12), ids_BL.shape)
-        return forward(params, config, ids_BL, jnp.ones_like(positions_BL), positions_BL)
-
-    def pad(rows):
-        ids_BL = np.zeros((4, LONGEST + 12), np.int32)
-        for row, ids in enumerate(rows):
-            ids_BL[row, : len(ids)] = ids
-        return jnp.asarray(ids_BL), run(ids_BL)
-
-    return pad
-
-
-def test_logprobs_are_those_of_the_trainer(config, params, four, hidden_states):
-    ids_BL, hidden_BLD = hidden_states([*prompt, *made.ids] for prompt, made in zip(PROMPTS, four, strict=True))
-    logprobs_BL, _ = token_logprobs(params, config, hidden_BLD[:, :-1], ids_BL[:, 1:])
-    for row, (prompt, completion) in enumerate(zip(PROMPTS, four, strict=True)):
-        first = len(prompt) - 1
-        np.testing.assert_allclose(completion.logprobs, logprobs_BL[row, first : first + 12], atol=1e-4)
-
-
-def gaps_to_trainer(config, params, completions):
-    """log p of the sampler less that of the trainer, for each token of each completion."""
+def gaps_to_trainer(config, params, completions, temperature=1.0):
+    """log p of the sampler less that of the trainer at that temperature (in float64), by token of each completion."""
     ids_BL = np.zeros((4, LONGEST + 12), np.int32)
     for row, (prompt, made) in enumerate(zip(PROMPTS, completions, strict=True)):
         ids_BL[row, : len(prompt) + 12] = [*prompt, *made.ids]
     positions_BL = jnp.broadcast_to(jnp.arange(LONGEST + 12), ids_BL.shape)
     hidden_BLD = jax.jit(lambda: forward(params, config, ids_BL, jnp.ones_like(positions_BL), positions_BL))()
-    logprobs_BL, _ = token_logprobs(params, config, hidden_BLD[:, :-1], ids_BL[:, 1:])
-    firsts = [len(prompt) - 1 for prompt in PROMPTS]
-    rows = zip(completions, logprobs_BL, firsts, strict=True)
-    return np.stack([made.logprobs - logprobs_L[first : first + 12] for made, logprobs_L, first in rows])
+    gaps = []
+    for prompt, made, hidden_LD in zip(PROMPTS, completions, hidden_BLD, strict=True):
+        hidden_TD = hidden_LD[len(prompt) - 1 : len(prompt) + 11]
+        logits_TV = (
+            np.asarray(masked_logits(hidden_TD, params["embedding"], config.vocabulary), np.float64) / temperature
+        )
+        gaps.append(made.logprobs - logits_TV[range(12), made.ids] + np.log(np.exp(logits_TV).sum(axis=1)))
+    return np.stack(gaps)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_logprobs_are_those_of_the_trainer_at_the_sampling_temperature(config, params, temperature):
+    completions = Generator(config, replace(SAMPLING, temperature=temperature), 4, LONGEST)(params, PROMPTS, SEEDS)
+    np.testing.assert_allclose(gaps_to_trainer(config, params, completions, temperature), 0, atol=1e-4)
 
 
 def test_in_bfloat16_sampler_and_trainer_differ_little(params):
@@ -145,26 +121,6 @@ def test_other_patterns_decode_in_lanes_and_slots(pattern):
     for slot, made in enumerate(completions[:2]):
         np.testing.assert_array_equal(output.ids_TB[:, slot], made.ids)
         np.testing.assert_allclose(output.logprobs_TB[:, slot], made.logprobs, atol=1e-4)
-
-
-def test_logprobs_are_at_the_sampling_temperature(config, params, hidden_states):
-    """Against numpy: log softmax of the logits divided by the temperature."""
-    completions = Generator(config, replace(SAMPLING, temperature=0.5), 4, LONGEST)(params, PROMPTS, SEEDS)
-    pairs = list(zip(PROMPTS, completions, strict=True))
-    _, hidden_BLD = hidden_states([*prompt, *made.ids] for prompt, made in pairs)
-    logits_BLV = np.asarray(masked_logits(hidden_BLD, params["embedding"], config.vocabulary), np.float64) / 0.5
-    for logits_LV, (prompt, made) in zip(logits_BLV, pairs, strict=True):
-        logits_TV = logits_LV[len(prompt) - 1 : len(prompt) + 11]
-        expected_T = logits_TV[range(12), made.ids] - np.log(np.exp(logits_TV).sum(axis=1))
-        np.testing.assert_allclose(made.logprobs, expected_T, atol=1e-4)
-
-
-def test_greedy_takes_the_likeliest(config, params, hidden_states):
-    completions = Generator(config, replace(SAMPLING, temperature=0), 4, LONGEST)(params, PROMPTS, SEEDS)
-    _, hidden_BLD = hidden_states([*prompt, *made.ids] for prompt, made in zip(PROMPTS, completions, strict=True))
-    logits_BLV = masked_logits(hidden_BLD, params["embedding"], config.vocabulary)
-    for prompt, made, ids_L in zip(PROMPTS, completions, np.argmax(logits_BLV, -1), strict=True):
-        np.testing.assert_array_equal(made.ids, ids_L[len(prompt) - 1 : len(prompt) + 11])
 
 
 def test_a_stop_id_ends_a_completion_and_is_kept(four, stopping, alone):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nautile.common.errors import ConfigError
 from nautile.model.layers.mixing.chunked import MixState, Operands, divide, sine_cosine
 from nautile.model.layers.mixing.operator import empty_state, mix, mix_step
-from tests.model.layers.mixing.cases import NAMES, PER_TOKEN, documents, draw, exact, largest_error, value_and_gradients
+from tests.model.layers.mixing.cases import NAMES, documents, draw, exact, largest_error, value_and_gradients
 
 ONE_DOCUMENT = np.ones((2, 33), np.int32)
 LENGTHS = (1, 32, 33, 1024)
@@ -153,78 +153,6 @@ def test_without_a_token_so_far_the_readout_is_zero():
         assert not np.any(outs[1][:, :3])
         assert np.all(outs[0][:, 3:])
         assert all(np.isfinite(array).all() for array in gradients)
-
-
-def test_no_output_depends_on_what_comes_later():
-    """The gradient of the outputs up to a position, by everything after it, is exactly zero."""
-    case, position = draw(), 21
-    for cotangent in case["cotangents"][:2]:
-        cotangent[:, position + 1 :] = 0
-    for cotangent in case["cotangents"][2:]:
-        cotangent[:] = 0
-    gradients = value_and_gradients(small_chunks, case, ONE_DOCUMENT)[1]
-    for i in PER_TOKEN:
-        assert not np.any(gradients[i][:, position + 1 :])
-        assert np.all(np.any(gradients[i][:, : position + 1], axis=(0, *range(2, gradients[i].ndim))))
-
-
-def test_documents_do_not_see_each_other():
-    case = draw()
-    segments = np.asarray([[1] * 9 + [2] * 11 + [0] * 4 + [2] * 3 + [7] * 6] * 2, np.int32)
-    second = np.flatnonzero(segments[0] == 2)
-    outside = np.setdiff1d(np.arange(33), second)
-    for cotangent in case["cotangents"][:2]:
-        cotangent[:, outside] = 0
-    for cotangent in case["cotangents"][2:]:
-        cotangent[:] = 0
-    outs, gradients = value_and_gradients(small_chunks, case, segments)
-    for i in PER_TOKEN:
-        assert not np.any(gradients[i][:, outside])
-        assert np.any(gradients[i][:, second])
-    assert not any(np.any(part) for part in gradients[8:])
-    # The document alone, without padding, gives the same.
-    alone = draw(seed=9)
-    for mine, theirs in zip(alone["operands"], case["operands"], strict=True):
-        if mine.ndim > 2 and mine.shape[1] == 33:
-            mine[:, : len(second)] = theirs[:, second]
-        else:
-            mine[:] = theirs
-    alone["state"] = MixState(*(np.zeros_like(part) for part in case["state"]))
-    again = value_and_gradients(small_chunks, alone, ONE_DOCUMENT)[0]
-    for ours, theirs in zip(outs[:2], again[:2], strict=True):
-        np.testing.assert_allclose(ours[:, second], theirs[:, : len(second)], atol=5e-7)
-
-
-def test_padding_changes_nothing_and_its_readout_is_zero():
-    case = draw()
-    segments = np.asarray([[0] * 4 + [3] * 10 + [0] * 6 + [3] * 8 + [0] * 5, [5] * 17 + [0] * 16], np.int32)
-    outs, gradients = value_and_gradients(small_chunks, case, segments)
-    assert not np.any(outs[0][segments == 0])
-    assert not np.any(outs[1][segments == 0])
-    for i in PER_TOKEN:
-        assert not np.any(gradients[i][segments == 0])
-        case["operands"][i][segments == 0] += 9
-    for cotangent in case["cotangents"][:2]:
-        cotangent[segments == 0] = 100
-    again = value_and_gradients(small_chunks, case, segments)
-    for ours, theirs in zip([*again[0], *again[1]], [*outs, *gradients], strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-@pytest.mark.parametrize("cut", [1, 16, 29])
-def test_a_row_in_two_parts_is_the_row(cut):
-    """The second part starts from the first part's state, after padding, as a continued prompt does."""
-    case = draw()
-    segments = np.asarray([[1] * 33, [1] * 20 + [0] * 6 + [1] * 7], np.int32)
-    whole = value_and_gradients(small_chunks, case, segments)[0]
-    position = np.arange(33)
-    first = value_and_gradients(small_chunks, case, np.where(position < cut, segments, 0))[0]
-    case["state"] = MixState(*first[2:])
-    second = value_and_gradients(small_chunks, case, np.where(position < cut, 0, segments))[0]
-    for head, tail, both in zip(first[:2], second[:2], whole[:2], strict=True):
-        np.testing.assert_allclose(head + tail, both, atol=2e-6)
-    for ours, theirs in zip(second[2:], whole[2:], strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=2e-6)
 
 
 @settings(max_examples=40)
