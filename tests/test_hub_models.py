@@ -43,6 +43,7 @@ def published(checkpoint, tmp_path):  # noqa: F811
     return tmp_path / "published"
 
 
+@pytest.mark.slow
 def test_a_published_model_is_loaded_by_its_name_and_kept(publish, published, checkpoint, capfd):  # noqa: F811
     hub = publish(published)
     capfd.readouterr()

@@ -501,6 +501,7 @@ def test_another_dag_is_named_by_the_environment(toy, monkeypatch):
     }
 
 
+@pytest.mark.slow
 def test_the_dag_loads_nothing_heavy():
     """Every command that reads a configuration builds its DAG; none should wait for JAX. A stage's process, of which a
     fan-out has thousands, loads what its own stage needs."""

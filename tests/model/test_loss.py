@@ -52,6 +52,7 @@ def test_logprobs_and_entropy_with_gradients(config, params, rows, chunk, temper
     assert np.all(np.asarray(results[0][1][0])[config.vocabulary :] == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [4, 128])
 @pytest.mark.parametrize("form", ["token_logprobs", "weighted_loss"])
 def test_gradients_in_bfloat16_are_those_of_float32_within_its_rounding(config, params, rows, form, chunk, monkeypatch):

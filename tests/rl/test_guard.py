@@ -39,6 +39,7 @@ def test_a_policy_that_does_not_change_is_stopped_in_few_runs(staying):
     assert len(stops) < 0.03 * 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("staying", "caught"), list(zip(STAYING, (0.9, 0.97, 0.99, 0.99), strict=True)))
 def test_a_fall_of_ten_points_is_caught_at_the_second_reading(staying, caught):
     rng = np.random.default_rng(2)

@@ -36,10 +36,9 @@ def test_the_key_of_a_known_section_never_changes():
     assert stage_key("reason", 2, SECTION, INPUTS) == hashlib.sha256(HASHED.encode("ascii")).hexdigest() == GOLDEN
 
 
-@pytest.mark.parametrize("hash_seed", ["0", "4242"])
-def test_keys_are_the_same_in_every_process(hash_seed):
+def test_keys_are_the_same_in_every_process():
     code = "import json,sys; from nautile.store.manifest import stage_key; print(stage_key(*json.load(sys.stdin)))"
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "LC_ALL": "C", "TZ": "Asia/Kathmandu"}
+    environment = {**os.environ, "PYTHONHASHSEED": "4242", "LC_ALL": "C", "TZ": "Asia/Kathmandu"}
     arguments = json.dumps(["reason", 2, SECTION, INPUTS])
     done = subprocess.run(
         [sys.executable, "-c", code], input=arguments, capture_output=True, text=True, env=environment

@@ -35,6 +35,7 @@ def tuned(tmp_path_factory, weights):  # noqa: F811
     return root / "checkpoint", root / "export"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_a_head_gives_the_probabilities_of_the_checkpoint(tuned, pooling):
     labels = LabelSet(form="label", method="head", labels=LABELS, pooling=pooling, longest=30)
@@ -43,6 +44,7 @@ def test_a_head_gives_the_probabilities_of_the_checkpoint(tuned, pooling):
     assert len(set(expected.argmax(axis=1).tolist())) > 1
 
 
+@pytest.mark.slow
 def test_a_head_on_tokens_finds_the_entities_of_the_checkpoint(tuned, tmp_path):
     checkpoint, _ = (shutil.copytree(folder, tmp_path / folder.name) for folder in tuned)
     write_label_set(checkpoint, LabelSet(form="entities", method="head", labels=("city",), longest=200))

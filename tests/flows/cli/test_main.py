@@ -68,6 +68,7 @@ def test_help_imports_nothing_heavy(tmp_path):
     assert not heavy & loaded
 
 
+@pytest.mark.slow
 def test_reading_commands_import_no_stage_no_grader_and_no_arrays(made, tmp_path):
     store, artifacts = made
     newest = next(iter(artifacts["reason"].values()))

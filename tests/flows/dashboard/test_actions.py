@@ -22,6 +22,8 @@ from tests.support.pages.parts import literals, shown_page
 from tests.support.samples.stage_store import key_of
 from tests.support.servers.http_server import FakeServer, json_response
 
+pytestmark = pytest.mark.slow
+
 RUN = "9bdd20f2-7a6c-49ae-83fd-8758cc196433"
 
 
@@ -106,7 +108,6 @@ def test_a_question_is_answered_from_the_page(beside, prefect, page):
     assert prefect.asked == [("resume", "")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("state", "label", "asked"),
     [
@@ -120,7 +121,6 @@ def test_a_run_that_ended_badly_is_retried_from_the_page(beside, prefect, state,
     assert prefect.asked == [asked]
 
 
-@pytest.mark.slow
 def test_a_run_at_work_is_cancelled_and_a_refusal_is_shown_as_text(beside, prefect, page):
     planned(beside, "running")
     prefect.refuses = True
@@ -167,7 +167,6 @@ def test_the_status_of_a_run_that_no_process_has_begun_says_what_it_waits_for(be
     assert (code, "nor is it the id or name of a run" in err) == (2, True)
 
 
-@pytest.mark.slow
 def test_a_note_is_kept_from_the_page(beside, page):
     planned(beside, "done")
     shown = page()
@@ -179,7 +178,6 @@ def test_a_note_is_kept_from_the_page(beside, page):
     assert read_note(beside, RUN) == {"text": "better <b>than</b> r1", "tags": ["kept", "low"]}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["server", "dashboard", None])
 def test_elsewhere_the_page_only_shows_commands(beside, prefect, name, page):
     """Not beside a server of `up`, or in another process than the dashboard that it started."""

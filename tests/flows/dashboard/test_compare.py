@@ -11,6 +11,8 @@ from nautile.store.catalog import Catalog
 from tests.support.pages.parts import tables
 from tests.support.stages.toy_stages import TOY
 
+pytestmark = pytest.mark.slow
+
 
 def _draw(run: str) -> None:
     from nautile.flows.dashboard import compare, shared

@@ -14,6 +14,8 @@ from nautile.store.events import EventWriter
 from tests.support.pages.parts import page_of, shown_page
 from tests.support.samples.stage_store import published
 
+pytestmark = pytest.mark.slow
+
 RUNS = 600
 OLD = "r0000"  # the oldest
 # Rows as their events would leave them: a plan, two attempts, an evaluation and its score a run, a minute apart.

@@ -60,6 +60,7 @@ def test_prefill_and_steps_equal_forward(params, changes):
     assert cache.columns == (9 + STEPS if "A" in config.pattern else 1)
 
 
+@pytest.mark.slow
 def test_a_single_row_writes_into_its_cache_in_place(config):
     """XLA on CPU would copy all of it twice a token, in the product that reads it and in the result."""
     weights, slots = jax.eval_shape(lambda: (decode_weights(initialise(config, 0), config), empty_slots(config, 1)))

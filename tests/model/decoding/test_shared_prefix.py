@@ -91,6 +91,7 @@ def test_a_text_over_the_context_is_refused_before_anything_runs(config, scorer)
         scorer.logprobs(BEGINNING, [([], [[1], [1] * 51])])
 
 
+@pytest.mark.slow
 def test_a_beginning_is_run_once_and_a_persona_once_for_its_questions(config, params, monkeypatch):
     runs = []
 

@@ -111,6 +111,7 @@ def test_the_gradient_does_not_move_their_rows():
     assert np.asarray(gradient)[: TOKENIZER.vocabulary].any()
 
 
+@pytest.mark.slow
 def test_the_pretraining_loss_is_over_every_row():
     """As in the author's code: -log of the softmax over all rows of the vocabulary."""
     model = padded(20)

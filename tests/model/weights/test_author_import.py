@@ -40,6 +40,7 @@ def archive(tensors, tmp_path):
     return tmp_path / "theirs.npz"
 
 
+@pytest.mark.slow
 def test_their_arithmetic_is_reproduced(tensors, archive):
     """Logits equal theirs after the shift of ids, for a row as long as the context, where their weights are clipped."""
     params, model, tokenizer = load_author_weights(archive, SHAPE, TOKENIZER, context=16)

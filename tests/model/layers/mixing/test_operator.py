@@ -142,6 +142,7 @@ def test_the_scale_of_the_gates_does_not_matter():
             np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_without_a_token_so_far_the_readout_is_zero():
     case = draw()
     case["state"] = MixState(*(np.zeros_like(part) for part in case["state"]))
