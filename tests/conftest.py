@@ -48,10 +48,11 @@ if IN_MEMORY.is_dir() and os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN
 # last, and all other workers wait for it. Measured with `--durations=0`.
 LONGEST_FIRST = Path(__file__).with_name("support") / "longest_first.txt"
 
-# On a busy machine an example may take seconds to draw or to check: no reason to fail. `make test-all` draws other
-# examples in each run, and prints a failing one with the line that repeats it; all other runs draw the same ones.
-settings.register_profile("fixed", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("random", settings.get_profile("fixed"), derandomize=False, print_blob=True)
+# On a busy machine an example may take seconds to draw or to check: no reason to fail. `make test-all` draws more and
+# other examples in each run, and prints a failing one with the line that repeats it; all other runs draw the same ones.
+fixed = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fixed", fixed)
+settings.register_profile("random", fixed, max_examples=100, derandomize=False, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 # Importable from the repository's root, which is on the path for `tests.support`: a second copy of each class.

@@ -62,6 +62,7 @@ def inputs(store, made):
     return [Input(label, artifact) for label, artifact in made_here.items()]
 
 
+@pytest.mark.slow
 def test_one_run_has_one_time_and_one_gain_everywhere(store, inputs, command_line, monkeypatch):
     monkeypatch.setenv("NAUTILE_STORE", str(store.root))
     (listed,) = json.loads(command_line("runs", "--json")[1])

@@ -97,19 +97,19 @@ def section(body, title):
 
 
 @pytest.mark.parametrize("reasoning", ["", "1 + 1 = 3."])
-@pytest.mark.parametrize("form", FORMS)
-def test_no_answer_ends_its_section_or_sends_a_marker(judge_of, form, reasoning):
+def test_no_answer_ends_its_section_or_sends_a_marker(judge_of, reasoning):
     item = JudgeItem("What is 1 + 1?", "3", "2", reasoning)
-    attacked = hostile_item(form, item)
-    assert (attacked.answer != "3") == (reasoning == "")
-    assert item.reasoning in attacked.reasoning
+    attacked = [hostile_item(form, item) for form in FORMS]
+    assert {hostile.answer != "3" for hostile in attacked} == {reasoning == ""}
+    assert all(item.reasoning in hostile.reasoning for hostile in attacked)
     with FakeOpenAI(reply=reply_with()) as server:
-        judge_of(server).score([attacked])
-    (body,) = server.bodies
-    assert len(section_lines(body)) == 5
-    assert section(body, "right answer") == "2"
-    sent = "".join(message["content"] for message in body["messages"])
-    assert not any(marker in sent for marker in ("<|im_end|>", "<|eot_id|>", "[/INST]", "<end_of_turn>", "</s>"))
+        judge_of(server).score(attacked)
+    assert len(server.bodies) == len(FORMS)
+    for body in server.bodies:
+        assert len(section_lines(body)) == 5
+        assert section(body, "right answer") == "2"
+        sent = "".join(message["content"] for message in body["messages"])
+        assert not any(marker in sent for marker in ("<|im_end|>", "<|eot_id|>", "[/INST]", "<end_of_turn>", "</s>"))
 
 
 def test_a_text_too_long_for_the_prompt_keeps_its_beginning_and_its_end(judge_of):

@@ -554,8 +554,7 @@ def test_a_reader_of_what_is_current_does_not_open_the_file_for_writing(store, c
     assert opened == [True]
 
 
-@pytest.mark.parametrize("schema", [0, SCHEMA + 1])
-@pytest.mark.parametrize("first", ["ingest", "query"])
+@pytest.mark.parametrize(("schema", "first"), [(0, "ingest"), (SCHEMA + 1, "query")])
 def test_a_catalog_of_another_schema_is_built_anew(store, catalog, schema, first):
     fill(store)
     catalog.ingest()

@@ -207,6 +207,7 @@ def test_a_broken_connection_is_one_message_and_the_next_push_continues(pair, ob
     assert b.verify(b.get(artifact.id)) == []
 
 
+@pytest.mark.slow
 def test_wrong_urls_and_buckets_are_explained_in_one_message(machine, monkeypatch, tmp_path):
     monkeypatch.setenv("NAUTILE_STORE_CACHE", str(tmp_path / "lost"))
     with pytest.raises(ConfigError, match=r"the store s3://nautile-no-such-bucket/x refuses .* check the bucket"):
@@ -370,6 +371,7 @@ def test_a_version_that_is_replaced_while_it_is_fetched_leaves_its_successor_int
     assert not list(live.folder.rglob(".*.tmp"))
 
 
+@pytest.mark.slow
 def test_a_version_that_is_replaced_while_it_is_sent_is_not_published_with_the_files_of_its_successor(
     pair, monkeypatch
 ):

@@ -37,7 +37,7 @@ def folded(text: str) -> str:
     return re.sub("[\u0300-\u036f]", "", text)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(TEXTS | st.lists(FORMS, max_size=6), st.integers(1, 60))
 def test_words_are_those_of_the_regular_expression(texts, block):
     with pytest.MonkeyPatch.context() as patch:
@@ -47,7 +47,7 @@ def test_words_are_those_of_the_regular_expression(texts, block):
     assert split == [re.findall(r"[^\W_]+", folded(words.without_markup(text))) for text in texts]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(MIXED | st.text("\u0130\u03a3'aA\u0307 \u24b6\u2167\u0643\uac00") | st.text())
 def test_words_in_lower_case_are_those_of_the_regular_expression(text):
     assert lower_words(text) == [word.lower().encode() for word in re.findall(r"\w+", text)]

@@ -216,6 +216,7 @@ def test_the_budget_of_a_distillation_is_shown_while_it_runs(store, monkeypatch)
     assert {metric.label: metric.value for metric in shown.metric}["budget"] == "$2.50"
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_score_when_a_forced_run_has_replaced_its_evaluation(store, monkeypatch):
     label = "evaluate:pretrain"
     for run, share in (("r1", 0.25), ("r2", 0.75)):
@@ -271,6 +272,7 @@ def test_a_stage_that_made_no_update_needs_a_person(store, monkeypatch):
     assert "all 8 groups had equal rewards" in concern.text
 
 
+@pytest.mark.slow
 def test_a_curve_that_does_what_it_should_not_needs_a_person_and_stands_beside_its_chart(store, monkeypatch):
     planned(store, ["pretrain"], state="done")
     attempted(store, "pretrain", "done")

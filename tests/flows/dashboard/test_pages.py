@@ -303,6 +303,7 @@ def test_an_empty_store_shows_captions(tmp_path, page, monkeypatch):
     assert not [element.value for element in shown.caption if "this run" in element.value]  # there is none
 
 
+@pytest.mark.slow
 def test_a_reinforcement_shows_the_charts_of_the_questions_that_are_picked(made, monkeypatch):
     shown = shown_page(made[0], "reinforcement", monkeypatch)
     assert [heading.value for heading in shown.subheader] == ["Does it learn?"]
@@ -315,6 +316,7 @@ def test_a_reinforcement_shows_the_charts_of_the_questions_that_are_picked(made,
     assert 0 < few < len(shown.get("vega_lite_chart"))
 
 
+@pytest.mark.slow
 def test_rollouts_are_filtered_on_the_page_and_by_its_address(made, monkeypatch):
     shown = shown_page(made[0], "rollouts", monkeypatch, **{"reward-from": "0.9"})
     assert shown.number_input(key="reward-from").value == 0.9
@@ -329,6 +331,7 @@ def test_rollouts_are_filtered_on_the_page_and_by_its_address(made, monkeypatch)
     assert any(element.value.startswith("##### One prompt at") for element in shown.markdown)
 
 
+@pytest.mark.slow
 def test_a_long_file_says_which_rows_are_read_and_how_the_others_are_reached(store, monkeypatch):
     """Newest steps first is the order of the page: the first rows of the file alone would never show them."""
     planned(store, ["reason"], state="done")
@@ -355,6 +358,7 @@ def test_a_long_file_says_which_rows_are_read_and_how_the_others_are_reached(sto
     assert [json.loads(row["fields"])["step"] for row in found] == [7]
 
 
+@pytest.mark.slow
 def test_the_documents_of_a_distillation_at_work_are_its_first_ones(store, monkeypatch):
     """And no count of all: the charts count those."""
     planned(store, ["distill"])
@@ -366,6 +370,7 @@ def test_the_documents_of_a_distillation_at_work_are_its_first_ones(store, monke
     assert choice.options == ["documents (the first 1)"]
 
 
+@pytest.mark.slow
 def test_the_records_of_a_published_file_are_shown(made, monkeypatch):
     shown = shown_page(made[0], "distillation", monkeypatch)
     (choice,) = (box for box in shown.selectbox if box.label == "Set")

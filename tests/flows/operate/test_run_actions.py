@@ -39,8 +39,7 @@ def recorded(store, monkeypatch):
     return store
 
 
-@pytest.mark.parametrize("name", [RUN, RUN[:8]])
-@pytest.mark.parametrize("state", ["FAILED", "CRASHED", "CANCELLED"])
+@pytest.mark.parametrize(("name", "state"), [(RUN, "FAILED"), (RUN[:8], "CRASHED"), (RUN[:8], "CANCELLED")])
 def test_a_run_that_did_not_end_well_starts_again(recorded, monkeypatch, command_line, name, state):
     with FakePrefect(state) as server:
         monkeypatch.setenv("PREFECT_API_URL", server.url)

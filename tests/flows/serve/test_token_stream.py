@@ -36,7 +36,7 @@ def until_the_end(ids):
     return ids[: ends[0] + 1] if ends else ids
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(completions, st.lists(st.integers(0, 40), max_size=6))
 def test_a_streamed_turn_equals_the_parsed_completion(ids, cuts):
     ids = until_the_end(ids)
@@ -48,7 +48,7 @@ def test_a_streamed_turn_equals_the_parsed_completion(ids, cuts):
     assert len(stream.parts) == len(ids)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(completions, st.lists(st.integers(0, 40), max_size=6), st.lists(st.sampled_from(STOPS), max_size=3))
 def test_plain_text_ends_before_its_first_stop_string(ids, cuts, stops):
     ids = [token for token in ids if token not in (TOKENIZER.im_end, TOKENIZER.end_of_text)]
@@ -66,7 +66,7 @@ def test_plain_text_ends_before_its_first_stop_string(ids, cuts, stops):
         assert any(whole[len(text) :].startswith(stop) for stop in stops)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(completions, st.lists(st.integers(0, 40), max_size=6))
 def test_stop_strings_leave_the_thinking_alone(ids, cuts):
     ids = until_the_end(ids)
