@@ -182,6 +182,21 @@ def machine(object_store_address, monkeypatch, tmp_path):
     s3fs.S3FileSystem.clear_instance_cache()
 
 
+@pytest.fixture
+def pair(machine):
+    return machine("a"), machine("b")
+
+
+@pytest.fixture
+def quick_retries(monkeypatch):
+    """Pauses of endpoints in hundredths of a second, and an outage after a third of one."""
+    from nautile.common.retry import Backoff
+    from nautile.data.endpoints import circuit_breaker
+
+    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.01))
+    monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 0.3)
+
+
 @pytest.fixture(scope="session")
 def build_once(tmp_path_factory) -> BuildOnce:
     """`build_once(name, build)`: a copy of the folder that `build(folder)` fills once for all workers of a run."""

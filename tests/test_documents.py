@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.samples.document import Command, sections
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     [
@@ -30,6 +32,19 @@ def test_each_link_of_a_page_leads_to_a_file_and_a_heading(page):
         assert linked.exists(), (page, target)
         titles = re.findall(r"(?m)^#+ (.+)$", linked.read_text(encoding="utf-8")) if heading else []
         assert not heading or heading in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("name", ["operations", "servers", "uses", "one-gpu"])  # whose commands tests run
+def test_every_command_is_read_as_one_and_what_is_not_tried_names_a_test_that_tries_it_small(name):
+    text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    commands = [item for items in sections(text).values() for item in items if isinstance(item, Command)]
+    assert len(commands) == sum(line.startswith("$ ") for line in text.splitlines())
+    for why in (command.untried for command in commands if command.untried):
+        named = re.findall(r"tests/[\w/]+\.py", why)
+        assert named, why
+        assert all((ROOT / test).is_file() for test in named), why
+    outside = re.sub(r"^```console\n.*?^```$", "", text.partition("\n## ")[2], flags=re.MULTILINE | re.DOTALL)
+    assert [line for line in outside.splitlines() if line.startswith(("nautile ", "prefect ", "export "))] == []
 
 
 def test_the_readme_is_at_most_1500_words():

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -54,13 +53,6 @@ def test_the_notebook_is_one_and_its_cells_are_python():
     assert (NOTEBOOK["nbformat"], NOTEBOOK["cells"][0]["cell_type"]) == (4, "markdown")
     for cell in CELLS:
         compile("\n".join("" if line[:1] in "!%" else line for line in cell.splitlines()), "cell", "exec")
-
-
-def test_what_is_not_tried_names_a_test_that_tries_it_small():
-    for item in COMMANDS:
-        named = re.findall(r"tests/[\w/]+\.py", item.untried or "")
-        assert all((ROOT / name).is_file() for name in named)
-        assert (item.untried is None) != bool(named), item.words
 
 
 def test_the_small_run_has_every_stage_of_the_configuration():

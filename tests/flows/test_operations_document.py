@@ -97,21 +97,6 @@ def test_the_settings_of_the_section_are_a_configurations(title, tmp_path):
     load(path)
 
 
-def test_what_is_not_tried_says_why_and_names_a_test_that_tries_it_small():
-    untried = [item for items in SECTIONS.values() for item in items if isinstance(item, Command) and item.untried]
-    for item in untried:
-        named = re.findall(r"tests/[\w/]+\.py", item.untried)
-        assert named, item.words
-        assert all((ROOT / name).is_file() for name in named), item.untried
-
-
-def test_every_line_that_is_a_command_is_in_a_block_that_is_read_as_one():
-    shown = sum(isinstance(item, Command) for items in SECTIONS.values() for item in items)
-    assert shown == sum(line.startswith("$ ") for line in TEXT.splitlines())
-    outside = re.sub(r"^```console\n.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL)
-    assert [line for line in outside.splitlines() if line.startswith(("nautile ", "prefect ", "export "))] == []
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_within_sentences_exist_with_their_options(page):
     group = typer.main.get_command(app)

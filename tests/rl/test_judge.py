@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.events import silent
-from nautile.common.retry import Backoff
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.training import JudgeConfig
-from nautile.data.endpoints import circuit_breaker
 from nautile.data.endpoints.pool import EndpointPool
 from nautile.rl.calibration import FORMS, calibrate, corrupted, hostile_item
 from nautile.rl.judge import CRITERIA, Judge, JudgeItem, JudgeScore, parse, shortened
@@ -26,10 +24,7 @@ GOOD = {"reason": 4, "answer": 3, "follow": 5, "overall": 72}
 FULL = {"reason": 5, "answer": 5, "follow": 5, "overall": 100}
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.01))
-    monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 0.1)
+pytestmark = pytest.mark.usefixtures("quick_retries")
 
 
 @pytest.fixture

@@ -8,10 +8,8 @@ import pytest
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.events import silent
-from nautile.common.retry import Backoff
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.training import JudgeConfig, ProblemsConfig, RolloutConfig
-from nautile.data.endpoints import circuit_breaker
 from nautile.data.endpoints.pool import EndpointPool
 from nautile.model.nautile import initialise
 from nautile.model.weights.files import save_weights
@@ -25,15 +23,9 @@ from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
 from tests.support.servers.fake_openai import FakeOpenAI, always, useful
 from tests.support.stages.stage_parent import wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_retries")]
 
 JUDGE = JudgeConfig(endpoint="judge")
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.01))
-    monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 0.1)
 
 
 def run(folder, url, steps=4, emit=silent, least=None, **changes):

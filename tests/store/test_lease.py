@@ -24,11 +24,6 @@ def soon(monkeypatch):
     monkeypatch.setattr(leases, "POLL_S", 0.05)
 
 
-@pytest.fixture
-def pair(machine):
-    return machine("a"), machine("b")
-
-
 class Refused(Exception):
     """Somebody waited."""
 

@@ -22,11 +22,6 @@ from tests.support.samples.stage_store import flip_byte, key_of, manifest_of, pu
 from tests.support.servers.object_store import CuttingProxy
 
 
-@pytest.fixture
-def pair(machine):
-    return machine("a"), machine("b")
-
-
 def objects(store):
     """The file system, the base path, and the names of the objects at the remote."""
     filesystem, base = s3fs.S3FileSystem(use_listings_cache=False), store.url.removeprefix("s3://")

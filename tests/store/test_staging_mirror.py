@@ -21,11 +21,6 @@ KEY = key_of("x")
 STEP = "scratch/checkpoints/steps"
 
 
-@pytest.fixture
-def pair(machine):
-    return machine("a"), machine("b")
-
-
 def mirror(store):
     return StagingMirror(store.remote, store.root / "staging" / KEY)
 

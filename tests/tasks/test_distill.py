@@ -6,22 +6,16 @@ import shutil
 import pytest
 
 from nautile.common.errors import ConfigError
-from nautile.common.retry import Backoff
 from nautile.configs.distill import IndexConfig
 from nautile.configs.load import load
 from nautile.configs.model import TokenizerConfig
-from nautile.data.endpoints import circuit_breaker
 from nautile.data.tokens.loader import Loader
 from nautile.tasks.distill import distill
 from nautile.tasks.engine.job import Job
 from tests.support.samples.exemplar_index import index_exemplars
 from tests.support.servers.fake_openai import FakeOpenAI, useful
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.01))
-    monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 0.1)
+pytestmark = pytest.mark.usefixtures("quick_retries")
 
 
 @pytest.fixture(scope="module")

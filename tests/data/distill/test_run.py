@@ -23,11 +23,7 @@ from nautile.data.endpoints import pool
 from nautile.data.endpoints.pool import EndpointPool
 from nautile.data.records import from_dict
 from nautile.data.screening.contamination import Hit
-from tests.support.servers.fake_openai import FakeOpenAI, always, script, useful
-
-
-def openai(server, **fields):
-    return EndpointConfig(kind="openai", model="fake", url=server.url, **fields)
+from tests.support.servers.fake_openai import FakeOpenAI, always, openai, script, useful
 
 
 def document(reasoning, answer):

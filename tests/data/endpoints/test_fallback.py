@@ -3,7 +3,6 @@
 import pytest
 
 from nautile.common.errors import ConfigError, Retryable
-from nautile.common.retry import Backoff
 from nautile.configs.endpoint import EndpointConfig
 from nautile.data.endpoints import circuit_breaker
 from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
@@ -11,11 +10,7 @@ from nautile.data.endpoints.pool import raise_for_outage
 from tests.support.servers.fake_openai import FakeOpenAI, always
 from tests.support.stages.stage_parent import wait_for
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.02))
-    monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 0.3)
+pytestmark = pytest.mark.usefixtures("quick_retries")
 
 
 def ask(count=30, purpose="teacher"):

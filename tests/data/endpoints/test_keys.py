@@ -7,9 +7,7 @@ import logging
 import pytest
 
 from nautile.common.errors import ConfigError
-from nautile.common.retry import Backoff
 from nautile.configs.endpoint import EndpointConfig
-from nautile.data.endpoints import circuit_breaker
 from nautile.data.endpoints.chat_types import ChatReply, ChatRequest
 from nautile.data.endpoints.keys import check_key, redact_key, repeats_key
 from tests.support.servers.fake_openai import FakeOpenAI
@@ -17,9 +15,7 @@ from tests.support.servers.fake_openai import FakeOpenAI
 SHORT = ["k3yS", "hunter2", "abc-123", "s3cret-of-15-ch", "sk-1", 'a"b\\c/d&e']
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.01))
+pytestmark = pytest.mark.usefixtures("quick_retries")
 
 
 def config(server, kind="openai"):

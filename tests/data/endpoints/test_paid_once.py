@@ -6,21 +6,13 @@ import pytest
 
 from nautile.common.errors import ConfigError, Retryable
 from nautile.common.processes import free_port
-from nautile.common.retry import Backoff
 from nautile.configs.endpoint import EndpointConfig
-from nautile.data.endpoints import circuit_breaker, rate_limit
+from nautile.data.endpoints import rate_limit
 from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, limits_of
 from tests.support.samples.replies import reply_rows
-from tests.support.servers.fake_openai import FakeOpenAI, script
+from tests.support.servers.fake_openai import FakeOpenAI, openai, script
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.01))
-
-
-def openai(server, **fields):
-    return EndpointConfig(kind="openai", model="fake", url=server.url, **{"timeout_s": 60.0, **fields})
+pytestmark = pytest.mark.usefixtures("quick_retries")
 
 
 def request(text="hello", max_tokens=20, **fields):

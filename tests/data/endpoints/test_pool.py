@@ -15,24 +15,17 @@ from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatReques
 from nautile.data.endpoints.pool import EndpointPool, raise_for_outage
 from nautile.data.endpoints.reply_cache import ReplyCache
 from tests.support.samples.replies import reply_rows, unknown_rows
-from tests.support.servers.fake_openai import FakeOpenAI, always, script
+from tests.support.servers.fake_openai import FakeOpenAI, always, openai, script
 from tests.support.servers.http_server import json_response
 
 KEY = "sk-planted-0123456789abcdef"
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.02))
-    monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 0.3)
+pytestmark = pytest.mark.usefixtures("quick_retries")
 
 
 def request(text="hello there", endpoint="fake", **fields):
     return ChatRequest(endpoint, ({"role": "user", "content": text},), **{"max_tokens": 20, **fields})
-
-
-def openai(server, **fields):
-    return EndpointConfig(kind="openai", model="fake", url=server.url, **{"timeout_s": 60.0, **fields})
 
 
 def test_replies_come_in_the_order_of_the_requests_and_are_reported_as_they_come(pool_for, events):

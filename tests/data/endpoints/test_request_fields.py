@@ -9,14 +9,10 @@ from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatReques
 from nautile.data.endpoints.mistral_client import MistralClient
 from nautile.data.endpoints.pool import raise_for_outage
 from tests.support.samples.replies import reply_rows, unknown_rows
-from tests.support.servers.fake_openai import FakeOpenAI, always
+from tests.support.servers.fake_openai import FakeOpenAI, always, openai
 from tests.support.servers.http_server import Response
 
 REQUEST = ChatRequest("fake", ({"role": "user", "content": "hello there"},), 20)
-
-
-def openai(server, **fields):
-    return EndpointConfig(kind="openai", model="fake", url=server.url, **fields)
 
 
 @pytest.fixture(autouse=True)

@@ -306,6 +306,13 @@ class OwnProcess:
             return json.load(answer)
 
 
+def openai(server: FakeOpenAI, **fields: Any) -> Any:
+    """The section `[endpoints.NAME]` of a server."""
+    from nautile.configs.endpoint import EndpointConfig  # not for the server alone, in a process of its own
+
+    return EndpointConfig(kind="openai", model="fake", url=server.url, **{"timeout_s": 60.0, **fields})
+
+
 @contextmanager
 def own_process(**settings: Any) -> Iterator[OwnProcess]:
     """Serve in another process until the block ends: fields of `FakeOpenAI`, with `faults` as shares of requests."""
@@ -333,7 +340,18 @@ def main() -> None:
         sys.stdin.read()
 
 
-__all__ = ["FAULTS", "FakeOpenAI", "OwnProcess", "always", "mixed", "own_process", "script", "text_of", "useful"]
+__all__ = [
+    "FAULTS",
+    "FakeOpenAI",
+    "OwnProcess",
+    "always",
+    "mixed",
+    "openai",
+    "own_process",
+    "script",
+    "text_of",
+    "useful",
+]
 
 if __name__ == "__main__":
     main()

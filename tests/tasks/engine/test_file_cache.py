@@ -29,11 +29,6 @@ pytestmark = pytest.mark.slow
 ROW = 32
 
 
-@pytest.fixture
-def pair(machine):
-    return machine("a"), machine("b")
-
-
 def absent(pair, files, **fields):
     """An artifact with `files` that only the remote has, as machine b sees it."""
     a, b = pair
