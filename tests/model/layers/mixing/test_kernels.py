@@ -29,29 +29,21 @@ def kernel(device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length", [1, 33])
 @pytest.mark.parametrize("device", DEVICES)
-def test_kernels_equal_the_reference(device, length):
-    """Documents, padding and an initial state; one query head for two memory heads; a token, and two chunks and one."""
-    case, segments = draw(length=length, heads=2, queries=1, head_dim=16), documents(2, length)
+@pytest.mark.parametrize(
+    ("rows", "length", "heads", "queries", "head_dim", "samples"),
+    [
+        (2, 1, 2, 1, 16, 2),  # one query head for two memory heads
+        (2, 33, 2, 1, 16, 2),  # two chunks and one
+        (1, 20, 4, 4, 64, 2),  # the published head: the TPU kernel takes two heads at a time, in two groups here
+        (1, 20, 3, 3, 16, 1),
+    ],
+)
+def test_kernels_equal_the_reference(device, rows, length, heads, queries, head_dim, samples):
+    """Over documents and padding from an initial state, and over one document."""
+    case = draw(rows, length, heads, head_dim, samples, queries)
+    segments = documents(rows, length) if rows > 1 else None
     error, where = largest_error(value_and_gradients(kernel(device), case, segments), exact(case, segments))
-    assert error < 4e-6, where
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES)
-def test_the_published_head_fills_whole_registers(device):
-    """H 64 and M 2: the TPU kernel takes two heads at a time, in two groups here."""
-    case = draw(1, 20, heads=4, head_dim=64, samples=2, queries=4)
-    error, where = largest_error(value_and_gradients(kernel(device), case), exact(case))
-    assert error < 4e-6, where
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES)
-def test_one_sample_and_odd_heads(device):
-    case = draw(1, 20, heads=3, head_dim=16, samples=1, queries=3)
-    error, where = largest_error(value_and_gradients(kernel(device), case), exact(case))
     assert error < 4e-6, where
 
 
