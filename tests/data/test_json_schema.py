@@ -77,6 +77,7 @@ def test_many_long_members_are_measured_without_writing_them():
     assert peak < 20e6
 
 
+@pytest.mark.slow
 def test_what_contains_each_other_without_end_is_refused_in_bounded_time():
     """Each round lowers the cost of one more of these kinds."""
     count = 800

@@ -106,6 +106,7 @@ def questions(tasks, seed, split, count):
     return {problem.question for problem in islice(problems(tasks, seed, split), count)}
 
 
+@pytest.mark.slow
 def test_no_problem_is_in_two_of_text_reinforcement_and_test_with_any_seed(local):
     tested = {item.question for item in held_out(local.evaluate.held_out, local.seeds.evaluation)}
     texts, drawn = set(), set()

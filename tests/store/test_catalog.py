@@ -145,6 +145,7 @@ def odd_lines():
     return [*lines, deep, lines[0].replace("0.5", "0.5,}"), "{torn", '"text"', ""]
 
 
+@pytest.mark.slow
 def test_bulk_ingestion_gives_the_rows_of_events_read_one_by_one(store, tmp_path, monkeypatch):
     """And leaves out the same: what DuckDB's reader takes is a part of what Python's takes, and it reads it alike."""
     other = Store(tmp_path / "other")
@@ -429,6 +430,7 @@ def test_a_damaged_catalog_is_named_and_replaced_by_a_rebuild(store, catalog, co
     assert everything(catalog) == before
 
 
+@pytest.mark.slow
 def test_a_rebuild_is_done_beside_those_who_read_and_write(store, catalog, monkeypatch):
     fill(store)
     catalog.ingest()
@@ -455,6 +457,7 @@ def test_a_rebuild_is_done_beside_those_who_read_and_write(store, catalog, monke
     assert not rebuilding[0].exists()
 
 
+@pytest.mark.slow
 def test_a_catalog_that_was_cut_off_names_its_remedy(store, catalog):
     emit = writer(store, "many")
     for step in range(20_000):
@@ -495,6 +498,7 @@ def test_a_store_that_cannot_be_written_is_read_as_it_is(store, catalog, monkeyp
         catalog.catch_up()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("least", [1, 1000])  # events in bulk, and one by one
 def test_of_two_records_of_an_event_the_newer_stays_whichever_is_read_first(store, catalog, monkeypatch, least):
     monkeypatch.setattr(catalogs, "LEAST", least)

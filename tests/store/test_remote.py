@@ -21,6 +21,8 @@ from nautile.store.mirror import open_store
 from tests.support.samples.stage_store import flip_byte, key_of, manifest_of, published
 from tests.support.servers.object_store import CuttingProxy
 
+pytestmark = pytest.mark.slow
+
 
 def objects(store):
     """The file system, the base path, and the names of the objects at the remote."""
@@ -32,7 +34,6 @@ def send(store, *artifacts):
     return [artifact.id for artifact in store.push(artifacts or store.list(superseded=True))]
 
 
-@pytest.mark.slow
 def test_a_second_machine_sees_reads_and_queries_what_the_first_published(pair):
     a, b = pair
     tokens = published(a, "tokens", "in", {"a.txt": "one", "deep/b.txt": "two"})
@@ -60,7 +61,6 @@ def test_a_second_machine_sees_reads_and_queries_what_the_first_published(pair):
     assert open_store(b.root).url == b.url
 
 
-@pytest.mark.slow
 def test_the_manifest_is_sent_last(pair, monkeypatch):
     a, b = pair
     artifact = published(a, "tokens", "in", {f"{i}.txt": str(i) for i in range(5)})
@@ -86,7 +86,6 @@ def test_the_manifest_is_sent_last(pair, monkeypatch):
     assert b.verify(b.get(artifact.id)) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["flip", "short", "long", "gone"])
 def test_damage_at_the_remote_is_refused_by_name_and_not_stored(pair, harm):
     a, b = pair
@@ -113,7 +112,6 @@ def test_damage_at_the_remote_is_refused_by_name_and_not_stored(pair, harm):
     assert (result.path / "a.txt").read_text() == "abc"
 
 
-@pytest.mark.slow
 def test_fetching_repairs_a_damaged_copy(pair):
     a, _ = pair
     artifact = published(a, "tokens", "in", {"a.txt": "abc", "b.txt": "b"})
@@ -128,7 +126,6 @@ def test_fetching_repairs_a_damaged_copy(pair):
     a.check(artifact)
 
 
-@pytest.mark.slow
 def test_the_newest_version_is_the_live_one_on_every_machine(pair):
     a, b = pair
     first = published(a, "tokens", "in", {"a.txt": "first"})
@@ -157,7 +154,6 @@ def machine_of(store, name):
     return open_store(store.url)
 
 
-@pytest.mark.slow
 def test_hostile_names_at_the_remote_reach_no_file(pair, tmp_path, caplog):
     a, b = pair
     filesystem, base, _ = objects(a)
@@ -182,7 +178,6 @@ def test_hostile_names_at_the_remote_reach_no_file(pair, tmp_path, caplog):
     assert caplog.text.count("is not an event file") == 2
 
 
-@pytest.mark.slow
 def test_a_broken_connection_is_one_message_and_the_next_push_continues(pair, object_store_address, monkeypatch):
     a, b = pair
     artifact = published(a, "tokens", "in", {f"{i}.bin": str(i) * 50000 for i in range(8)})
@@ -202,7 +197,6 @@ def test_a_broken_connection_is_one_message_and_the_next_push_continues(pair, ob
     assert b.verify(b.get(artifact.id)) == []
 
 
-@pytest.mark.slow
 def test_wrong_urls_and_buckets_are_explained_in_one_message(machine, monkeypatch, tmp_path):
     monkeypatch.setenv("NAUTILE_STORE_CACHE", str(tmp_path / "lost"))
     with pytest.raises(ConfigError, match=r"the store s3://nautile-no-such-bucket/x refuses .* check the bucket"):
@@ -218,7 +212,6 @@ def test_wrong_urls_and_buckets_are_explained_in_one_message(machine, monkeypatc
     assert "hunter2" not in str(error.value)
 
 
-@pytest.mark.slow
 def test_removal_includes_the_remote_and_other_machines_forget(pair):
     a, b = pair
     first = published(a, "tokens", "in", {"a.txt": "first"})
@@ -248,7 +241,6 @@ def test_removal_includes_the_remote_and_other_machines_forget(pair):
     assert not [name for name in objects(a)[2] if "/e9/" in name]
 
 
-@pytest.mark.slow
 def test_a_version_that_another_process_adds_during_a_refresh_stays(pair, monkeypatch):
     a, b = pair
     artifact = published(a, "tokens", "in")
@@ -366,7 +358,6 @@ def test_a_version_that_is_replaced_while_it_is_fetched_leaves_its_successor_int
     assert not list(live.folder.rglob(".*.tmp"))
 
 
-@pytest.mark.slow
 def test_a_version_that_is_replaced_while_it_is_sent_is_not_published_with_the_files_of_its_successor(
     pair, monkeypatch
 ):

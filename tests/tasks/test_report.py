@@ -252,6 +252,7 @@ def test_the_curriculum_is_a_chart_of_weight_by_solve_rate(data):
     assert chart.series["share of all weight"] == [(0.25, 0.6), (0.5, 0.4)]
 
 
+@pytest.mark.slow
 def test_what_a_judge_is_and_saw_and_why_a_stage_made_no_update_is_said(data):
     checker = {"model": "toy", "kind": "checker", "stand_in": True}
     texts = texts_about(data, "align", checkpoint={"judge": checker})

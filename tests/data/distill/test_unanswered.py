@@ -43,6 +43,7 @@ def poison(*numbers):
     return lambda text: "500" if any(f"number {n} of" in text for n in numbers) else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 1024])
 def test_prompts_that_always_fail_are_counted_and_not_rejected(run, fields, caplog, chunk):
     numbers = (0, 1, 2, 3, 23)
@@ -89,6 +90,7 @@ def test_a_prompt_that_always_fails_while_the_next_one_is_prepared_is_no_outage(
     assert (len(output.kept), output.counts["unanswered"]) == (PROMPTS - 1, {"server_error": 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "chunk"), [("429", 1), ("500", 1024)])
 def test_what_a_lasting_refusal_leaves_is_asked_again_by_the_next_attempt(run, fields, fault, chunk):
     with FakeOpenAI(faults=lambda arrival: fault if arrival >= 10 else None, retry_after="0.01") as server:

@@ -35,6 +35,7 @@ def test_the_two_programs_are_a_blocks_gradient(monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4), gradient, expected)
 
 
+@pytest.mark.slow
 def test_with_remat_block_only_the_input_is_saved(monkeypatch):
     """Float32 [2, 8, 32], and the frequencies of RoPE; with "dots" more than that."""
     monkeypatch.setattr(compiled, "devices", lambda topology: jax.devices())

@@ -330,6 +330,7 @@ def test_the_fewest_tokens_are_counted_in_tokens():
     assert Constraint(TOKENIZER, {"enum": ["🙂", "a"]}).least_tokens == 6
 
 
+@pytest.mark.slow
 def test_a_faulty_answer_is_told_in_bounded_time():
     """Whatever its schema: no regular expression is run, and alternatives of alternatives are cut off."""
     name = {"type": "string", "pattern": "^(a+)+$"}
