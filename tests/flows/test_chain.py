@@ -16,10 +16,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from nautile.evals.running.rows import read_rows
 from nautile.flows.cli import inspect
 from nautile.flows.operate import reconcile
-from nautile.model.exports.web.folder import export_web
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
-from tests.support.pages.page_check import both_replies
 from tests.support.servers.fake_openai import FakeOpenAI, useful
 from tests.support.servers.prefect_calls import remove_limits
 from tests.support.servers.sockets import events_to_other_hosts, socket_events, watch_sockets
@@ -153,19 +151,6 @@ def test_its_text_was_screened_for_what_it_is_asked(whole):
         assert evaluation.manifest["facts"]["not_screened"] == {}
         rows = read_rows(evaluation.path / "rows.jsonl")
         assert {row["screened"] for row in rows if row["benchmark"] == "wiki_trivia"} == {True}
-
-
-@pytest.mark.heavy
-def test_in_a_browser_the_last_checkpoint_answers_as_the_command_does(whole, tmp_path):
-    """What the pipeline has trained, exported as a page; with the model of `make run`: docs/export.md."""
-    if not shutil.which("npm"):
-        pytest.skip("no npm to fetch the runtime with")
-    last = query(whole, "select id from artifacts where kind = 'checkpoint' order by created desc limit 1")[0]["id"]
-    checkpoint = whole.get(last).path
-    assert whole.get(last).manifest["stage"] == "self_distill"
-    export_web(checkpoint, tmp_path / "page")
-    for command, page in both_replies(checkpoint, tmp_path / "page", ["What is 7 + 5?", "the sea"]):
-        assert page == command
 
 
 def test_killed_it_resumes_to_the_same_bytes_and_does_nothing_else_again(

@@ -21,7 +21,6 @@ from nautile.data.screening.contamination import (
 )
 
 QUESTION = "Natalia sold clips to forty eight of her friends in April and then sold half as many clips in May"
-WORDS = st.lists(st.sampled_from(["sea", "shell", "pearl", "wave", "tide"]), min_size=0, max_size=40)
 
 
 def test_a_copied_question_is_found_and_named():
@@ -78,12 +77,6 @@ def test_a_text_in_an_attribute_is_screened_too():
     assert held.hits(f"a <b {QUESTION} c> d &{'#' + '9' * 5000};")
 
 
-def test_clean_text_and_twelve_shared_words_are_no_hit():
-    held = ContaminationIndex([HeldOutQuestion("gsm8k", "17", QUESTION)])
-    assert held.hits("Nothing of the kind.") == []
-    assert held.hits(" ".join(QUESTION.split()[:12]) + " something else") == []
-
-
 def test_short_questions_match_whole_and_the_shortest_are_left_out():
     held = ContaminationIndex(
         [HeldOutQuestion("trivia", "1", "Who wrote the opera Aida?"), HeldOutQuestion("trivia", "2", "Why?")]
@@ -91,14 +84,6 @@ def test_short_questions_match_whole_and_the_shortest_are_left_out():
     assert held.too_short == 1
     assert [hit.example for hit in held.hits("Tell me: who wrote the opera Aida and when?")] == ["1"]
     assert held.hits("Who wrote the opera Carmen?") == []
-
-
-@given(question=WORDS, before=WORDS, after=WORDS)
-def test_a_question_is_found_wherever_it_stands(question, before, after):
-    held = ContaminationIndex([HeldOutQuestion("b", "1", " ".join(question))], ngram=6)
-    hits = held.hits(" ".join([*before, *question, *after]))
-    assert bool(hits) == (len(question) >= 5)
-    assert all(hit.share == 1 for hit in hits)
 
 
 def test_boilerplate_of_a_benchmark_is_no_evidence_and_what_is_its_own_is():
@@ -117,20 +102,6 @@ def test_boilerplate_of_a_benchmark_is_no_evidence_and_what_is_its_own_is():
     assert len(few.hits(f"Instructions: {opener}.")) == 11  # ten of one benchmark and one of another are not many
     every = ContaminationIndex([HeldOutQuestion("mmlu", str(n), opener) for n in range(11)])
     assert (every.boilerplate, every.hits(opener)) == (11, [])
-
-
-def test_problems_of_a_generator_are_searched_whole():
-    template = "Your task is to count how many legs there are in total when you have {} goats and {} hens in the yard"
-    held = ContaminationIndex(
-        [HeldOutQuestion("generated", str(n), template.format(n, n + 1), whole=True) for n in range(3)]
-    )
-    assert held.hits(template.format(7, 9)) == []
-    assert [hit.example for hit in held.hits("Say: " + template.format(1, 2))] == ["1"]
-
-
-def test_no_questions_and_no_texts():
-    assert ContaminationIndex([]).screen(["text", ""]) == [[], []]
-    assert ContaminationIndex([HeldOutQuestion("b", "1", QUESTION)]).screen([]) == []
 
 
 def naive(

@@ -103,10 +103,6 @@ def parquet(tmp_path):
     return path
 
 
-def texts_of(path, **how):
-    return [text for batch in read_parquet_batches(path, "web", **how) for text in batch.texts()]
-
-
 @pytest.mark.parametrize("rows", [None, 0, 6, 13, 25])
 def test_the_first_rows_of_a_parquet_file(parquet, rows):
     batches = list(read_parquet_batches(parquet, "web", record_columns=["id"], rows=rows))
