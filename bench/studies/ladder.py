@@ -36,9 +36,9 @@ from nautile.store.catalog import Catalog
 ROOT = Path(__file__).parents[2]
 _STATEMENT = re.compile(r"(-?\d+) ([-+*]) (-?\d+) = (-?\d+)")
 # Processor seconds of an execution: the cores in use, measured every few seconds, times the time since the measurement
-# before.
+# before, which is longer than a minute only where the execution was interrupted.
 PROCESSOR = """
-SELECT sum(value * seconds) AS seconds FROM (
+SELECT sum(value * least(seconds, 60)) AS seconds FROM (
   SELECT value, step - coalesce(lag(step) OVER (ORDER BY step), 0) AS seconds FROM metrics
   WHERE name = 'system/cpu_cores' AND execution = ?
 )
