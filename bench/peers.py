@@ -16,7 +16,8 @@ memory.
 
 A repeat starts each side once, in turn: its first round is "cold", from the start of the process, imports included;
 `--warm` rounds follow. "ours, programs kept" is started with compiled programs, as a stage finds them in its
-store. One thread each: PyTorch's barriers spin on a shared machine. Medians; processor seconds are the
+store. One thread each, since PyTorch's barriers spin on a
+shared machine; XLA still runs independent operations on several cores. Medians; processor seconds are the
 comparable ones on a busy machine, except for `chats`, which waits.
 """
 
