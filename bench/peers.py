@@ -15,10 +15,9 @@ its export at 8 bits, in bytes of weights (llama.cpp with SmolLM2-135M; a plain 
 memory.
 
 A repeat starts each side once, in turn: its first round is "cold", from the start of the process, imports included;
-`--warm` rounds follow. "ours, programs kept" is started with compiled programs, as a stage finds them in its
-store. One thread each, since PyTorch's barriers spin on a
-shared machine; XLA still runs independent operations on several cores. Medians; processor seconds are the
-comparable ones on a busy machine, except for `chats`, which waits.
+`--warm` rounds follow. "ours, programs kept" is started with compiled programs, as a stage finds them in its store. One
+thread each, since PyTorch's barriers spin on a shared machine; XLA still runs independent operations on several cores.
+Medians; processor seconds are the comparable ones on a busy machine, except for `chats`, which waits.
 """
 
 import json

@@ -2,9 +2,9 @@
 
     python bench/training/step_profile.py [--blocks 2] [--rows 2] [--repeats 3] [--remat dots] [--top 25] [--json FILE]
 
-The step is that of train_step.py (loss and every gradient, B2 L1024 D1024, vocabulary 100,352;
-`--rows`: another B). XLA's own trace times
-each operation; the compiled program says which operations hold a matrix product, and of which function each one is.
+The step is that of train_step.py (loss and every gradient, B2 L1024 D1024, vocabulary 100,352; `--rows`: another B).
+XLA's own trace times each operation; the compiled program says which operations hold a matrix product, and of which
+function each one is.
 One thread, so that seconds of operations add up; on a busy machine they hold the time of others too, and only shares
 that were measured idle are worth keeping. `--json` has each pair of function and kind.
 """

@@ -234,7 +234,7 @@ def _group_cells(own: dict[str, float], first: dict[str, float]) -> list[str]:
 def _sweep(sweeps: dict[str, dict[str, Any]]) -> None:
     requested = st.query_params.get("sweep", "")
     if requested and requested not in sweeps:
-        st.warning(f"This store has no sweep {shared.escaped(requested)}, which the address names.")
+        shared.warn_of_address("no sweep", requested)
     first = list(sweeps).index(requested) if requested in sweeps else 0
     name = st.selectbox("Sweep", list(sweeps), index=first, key="sweeps") or next(iter(sweeps))
     name = name if name in sweeps else next(iter(sweeps))

@@ -67,7 +67,7 @@ def page(chosen: ChosenRun | None) -> None:
     if requested := st.query_params.get("evaluation", ""):  # of another run, by its address
         asked = _with_scores(shared.query(queries.EVALUATION, requested))
         if not asked and requested not in named:
-            st.warning(f"This store has no evaluation {shared.escaped(requested)}, which the address names.")
+            shared.warn_of_address("no evaluation", requested)
         named |= {row["id"]: row for row in asked}
     if not named:
         return

@@ -212,9 +212,13 @@ def runs_in_address(parameter: str, place: DeltaGenerator | None = None) -> list
         if len(found) == 1:
             runs += found
         else:
-            count = "several runs that begin with" if found else "no run"
-            (place or st).warning(f"This store has {count} {escaped(name)}, which the address names.")
+            warn_of_address("several runs that begin with" if found else "no run", name, place)
     return runs
+
+
+def warn_of_address(has: str, name: str, place: DeltaGenerator | None = None) -> None:
+    """Warn that the address names what is not shown: the store `has` "no run", "no sweep" … of this name."""
+    (place or st).warning(f"This store has {has} {escaped(name)}, which the address names.")
 
 
 def choose_run() -> str | None:

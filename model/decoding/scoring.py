@@ -14,7 +14,7 @@ Letters, in addition to those of `model.nautile`: U rows of an earlier batch, A 
 continuations of a context.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, pairwise
@@ -54,7 +54,7 @@ def continuation_logprobs(
         refuse_unscorable(f"sequence {index}", len(ids), first, config)
     sums_N = np.zeros(len(sequences))
     for batch in _packed_batches(sequences, rows, config):
-        hidden_BLD = _run_rows(params, config, batch.tokens_BL, batch.segments_BL, batch.positions_BL)
+        hidden_BLD = _forward(params, config, batch.tokens_BL, batch.segments_BL, batch.positions_BL)
         size = -(-batch.tokens_BL.size // SCORED_SHARE)
         pieces = [slice(start, start + size) for start in range(0, len(batch.sequence_S), size)]
         # All programs are started before the first result is waited for.
@@ -129,9 +129,7 @@ def _filled(values: np.ndarray, size: int) -> np.ndarray:
     return np.pad(values, (0, size - len(values))).astype(np.int32)
 
 
-@partial(jax.jit, static_argnames="config")
-def _run_rows(params: Params, config: ModelConfig, tokens_BL: Array, segments_BL: Array, positions_BL: Array) -> Array:
-    return forward(params, config, tokens_BL, segments_BL, positions_BL)
+_forward = jax.jit(forward, static_argnames="config")
 
 
 @partial(jax.jit, static_argnames="config")
@@ -145,7 +143,7 @@ def _chosen_logprobs(
 
 
 def _bucket_batches(
-    texts: Sequence[Sequence[int]], order: Iterable[int], rows: int, config: ModelConfig
+    texts: Sequence[Sequence[int]], rows: int, config: ModelConfig
 ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
     """Texts of one length bucket share a compiled shape: indices of at most `rows` texts, their tokens and lengths.
 
@@ -153,8 +151,8 @@ def _bucket_batches(
     """
     buckets = length_buckets(config.context)
     members: dict[int, list[int]] = {length: [] for length in buckets}
-    for index in order:
-        members[_bucket(buckets, len(texts[index]))].append(index)
+    for index, ids in enumerate(texts):
+        members[_bucket(buckets, len(ids))].append(index)
     for length, bucket in members.items():
         size = _rows_at_once(rows, length)
         for start in range(0, len(bucket), size):
@@ -480,7 +478,7 @@ def pooled_states(
         refuse_unreadable(number, len(ids), config)
     features_ND = np.zeros((len(texts), config.width), np.float32)
     finished = 0
-    for batch, tokens_BL, lengths_B in _bucket_batches(texts, range(len(texts)), rows, config):
+    for batch, tokens_BL, lengths_B in _bucket_batches(texts, rows, config):
         features_ND[batch] = np.asarray(_pooled(params, config, tokens_BL, lengths_B, pooling))[: len(batch)]
         finished += len(batch)
         done(finished)
@@ -492,7 +490,7 @@ def token_states(params: Params, config: ModelConfig, texts: Sequence[Sequence[i
     for number, ids in enumerate(texts, 1):
         refuse_unreadable(number, len(ids), config)
     states: dict[int, np.ndarray] = {}
-    for batch, tokens_BL, lengths_B in _bucket_batches(texts, range(len(texts)), rows, config):
+    for batch, tokens_BL, lengths_B in _bucket_batches(texts, rows, config):
         hidden_BLD = np.asarray(_states(params, config, tokens_BL, lengths_B))
         states |= {index: hidden_BLD[row, : len(texts[index])] for row, index in enumerate(batch)}
     return [states[index] for index in range(len(texts))]
