@@ -16,6 +16,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import click
+import jsonschema
 import pytest
 import typer
 import yaml
@@ -32,10 +33,50 @@ TEXT = (ROOT / "compose.yaml").read_text(encoding="utf-8")
 OURS = ("server", "worker", "dashboard")
 SECRET = re.compile(r"PASSWORD|AUTH_STRING|_KEY|TOKEN")
 
-# The fields of the Compose specification that are used.
-FIELDS = {"name", "services", "volumes", "secrets"}
-OF_A_SERVICE = {"image", "restart", "environment", "secrets", "volumes", "healthcheck"}
-OPTIONAL = {"build", "command", "init", "cap_drop", "security_opt", "ports", "stop_grace_period", "depends_on"}
+STRING, STRINGS = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
+# The fields of the Compose specification that are used, each with the form that is used.
+SERVICE = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["image", "restart", "environment", "secrets", "volumes", "healthcheck"],
+    "properties": {
+        "image": STRING,
+        "build": STRING,
+        "command": STRINGS,
+        "init": {"type": "boolean"},
+        "restart": {"enum": ["no", "always", "on-failure", "unless-stopped"]},
+        "cap_drop": STRINGS,
+        "security_opt": STRINGS,
+        "environment": {"type": "object", "additionalProperties": {"type": ["string", "null"]}},
+        "secrets": STRINGS,
+        "volumes": STRINGS,
+        "ports": STRINGS,
+        "stop_grace_period": {"type": "string", "pattern": r"^(\d+[hms])+$"},
+        "depends_on": {
+            "type": "object",
+            "additionalProperties": {"type": "object", "properties": {"condition": {"const": "service_healthy"}}},
+        },
+        "healthcheck": {
+            "type": "object",
+            "required": ["test", "interval", "timeout", "retries"],
+            "properties": {"test": {"type": "array", "items": STRING, "minItems": 2}, "retries": {"type": "integer"}},
+        },
+    },
+}
+COMPOSE = {
+    "type": "object",
+    "additionalProperties": False,
+    "patternProperties": {"^x-": {}},
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]*$"},
+        "services": {"type": "object", "additionalProperties": SERVICE},
+        "volumes": {"type": "object", "additionalProperties": {"type": "null"}},
+        "secrets": {
+            "type": "object",
+            "additionalProperties": {"type": "object", "required": ["file"], "properties": {"file": STRING}},
+        },
+    },
+}
 
 
 def parsed(text: str = TEXT) -> dict:
@@ -45,11 +86,8 @@ def parsed(text: str = TEXT) -> dict:
 
 def test_the_file_has_the_specifications_form_and_everything_it_names():
     compose = parsed()
-    assert {field for field in compose if not field.startswith("x-")} == FIELDS
+    jsonschema.validate(compose, COMPOSE)
     for name, service in compose["services"].items():
-        assert OF_A_SERVICE <= service.keys() <= OF_A_SERVICE | OPTIONAL
-        assert service["healthcheck"].keys() >= {"test", "interval", "timeout", "retries"}
-        assert all(after == {"condition": "service_healthy"} for after in service.get("depends_on", {}).values())
         assert set(service["secrets"]) <= compose["secrets"].keys()
         assert {volume.partition(":")[0] for volume in service["volumes"]} <= compose["volumes"].keys()
         assert set(service.get("depends_on", ())) <= compose["services"].keys() - {name}
