@@ -29,6 +29,7 @@ from nautile.flows.selection import PreparedRun, Selection
 from nautile.flows.stored_configs import follow
 from nautile.store.artifacts import Store
 from nautile.tasks.engine.errors import StageCrash
+from tests.support.samples.stage_store import flip_byte
 from tests.support.servers.fake_webhook import FakeWebhook
 from tests.support.servers.prefect_calls import fetch
 from tests.support.stages.stage_parent import wait_for
@@ -97,6 +98,25 @@ def test_a_run_with_nothing_to_do_starts_no_server_and_is_recorded_like_any_othe
     shown = nautile("runs", "--json", store=store.root, cwd=tmp_path)
     newest = json.loads(shown.stdout)[0]
     assert (newest["name"], newest["state"]) == ("again", "done")
+
+
+def test_a_flipped_byte_is_refused_by_name_and_the_offered_rerun_mends_it_keeping_the_old(bench):
+    store = Store(bench.store)
+    before = {a.id: a.execution for a in store.list()}
+    (artifact,) = store.list("documents")
+    flip_byte(artifact.path / "documents.jsonl")
+    done = bench.run("run", str(TOY))
+    assert done.returncode == 2
+    assert "documents.jsonl" in done.stderr
+    assert f"nautile run {TOY} --only distill --force" in done.stderr
+
+    done = bench.run("run", str(TOY), "--only", "distill", "--force")
+    assert done.returncode == 0, done.stderr
+    assert store.verify(store.find("documents", artifact.key)) == []
+    after = {a.id: a.execution for a in store.list()}
+    moved = {artifact_id for artifact_id in before if after[artifact_id] != before[artifact_id]}
+    assert {artifact_id.partition("/")[0] for artifact_id in moved} == {"documents", "tokens"}
+    assert store.get(f"{artifact.id}.1").execution == artifact.execution
 
 
 def test_a_stage_refused_for_bad_input_is_accounted_for_and_no_secret_is_shown(bench):

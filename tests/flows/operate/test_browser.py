@@ -5,7 +5,10 @@ test-output/browser. That a scheduled evaluation fires is tested without a brows
 """
 
 import shutil
+import threading
 from contextlib import suppress
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import psutil
@@ -144,6 +147,34 @@ def waiting_run(folder, running, prefect):
     wait_for((folder / "reached").exists, f"{STAGE} under way")
     assert has_process(run, running["deployments"])
     return run
+
+
+def test_a_page_of_another_origin_reads_and_starts_nothing(running, window, prefect, tmp_path):
+    api = running["server"].url
+    deployment = prefect.get("/deployments/name/pipeline/pipeline-toy")["id"]
+    (tmp_path / "index.html").write_text("<title>elsewhere</title>", encoding="utf-8")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as elsewhere:
+        threading.Thread(target=elsewhere.serve_forever, daemon=True).start()
+        page = window.new_page()
+        page.goto(f"http://127.0.0.1:{elsewhere.server_port}/")
+        ask = "([url, options]) => fetch(url, options).then(reply => reply.type, error => error.name)"
+        read = {"method": "POST", "headers": {"Content-Type": "application/json"}, "body": "{}"}
+        assert page.evaluate(ask, [f"{api}/flow_runs/filter", read]) == "TypeError"
+        assert page.evaluate(ask, [f"{api}/health", {}]) == "TypeError"
+        # What a browser sends without asking: a body without a content type, which Prefect takes for JSON.
+        send = """url => fetch(url, {method: "POST", mode: "no-cors", body: new Blob(['{"parameters": {}}'])})
+            .then(reply => reply.type)"""
+        assert page.evaluate(send, f"{api}/deployments/{deployment}/create_flow_run") == "opaque"
+        listen = """url => new Promise(done => {
+            const socket = new WebSocket(url, "prefect");
+            socket.onopen = () => done("open");
+            socket.onerror = () => done("refused");
+        })"""
+        assert page.evaluate(listen, f"{api.replace('http', 'ws', 1)}/events/out") == "refused"
+        page.close()
+        elsewhere.shutdown()
+    assert fetch(f"{api}/flow_runs/filter", {}) == []
 
 
 def test_a_bad_value_in_the_form_is_refused_with_its_field(prefect):

@@ -3,6 +3,7 @@
 import pytest
 
 from nautile.common.errors import Retryable
+from nautile.store.garbage import collect, find_garbage
 from nautile.store.manifest import recorded_execution
 from tests.support.servers.simulated_bucket import BucketView
 from tests.support.stages.simulated_machines import DOWN, UP, World, check, published
@@ -73,6 +74,37 @@ def test_a_machine_that_returns_after_its_lease_leaves_what_its_successor_has_pu
     assert own.execution != theirs.execution
 
 
+def test_who_comes_first_of_two_is_decided_by_the_lease_and_not_by_their_clocks(world, pair):
+    a, b = pair
+    b.clock_ahead_s = 3 * 3600.0
+    made(world, b)
+    first = executions(world)
+    world.time += 60
+    made(world, a, force=True)
+    assert live(world, a).execution == live(world, b).execution
+    assert {live(world, b).execution} == executions(world) - first
+    assert live(world, b).manifest["created"] < max(m["created"] for m, _ in published(world).values())
+    for machine in (a, b):
+        machine.collect_garbage()
+        assert world.finish(machine).error is None
+    assert executions(world) == {live(world, a).execution}, "the older one is what a collection removes"
+
+
+@pytest.mark.parametrize("stop", ["put simulated/run/staging", "before the end of the work"])
+def test_work_that_reads_what_a_second_process_replaces_becomes_no_artifact(world, stop):
+    a, second = world.machines["a"], world.machines["d"]
+    made(world, a)
+    a.run(DOWN)
+    until(a, stop)  # before it reads the input, or after it
+    made(world, second, force=True)
+    assert "replaced by another run" in str(world.finish(a).error)
+    assert len(published(world)) == 4  # of the input alone
+    a.run(DOWN)
+    assert world.finish(a).error is None
+    check(world)
+    assert len(published(world)) == 6
+
+
 def test_artifacts_of_several_machines_are_ordered_by_their_publication(world, pair):
     a, b = pair
     a.clock_ahead_s = 3 * 3600.0
@@ -132,6 +164,26 @@ def test_what_was_removed_while_a_machine_stood_still_before_its_manifest_is_not
     assert error is None
     check(world)
     assert len(published(world)) == 2
+
+
+def test_a_refused_deletion_removes_nothing_and_counts_as_nothing(world, pair):
+    a, _ = pair
+    made(world, a)
+    made(world, a, force=True)
+    a.view.refused_deletes = 10**6
+
+    def body():
+        store = a.store
+        return collect(store, find_garbage(store))
+
+    a.start(body)
+    process = world.finish(a)
+    assert process.error is None
+    assert process.result == []
+    a.view.refused_deletes = 0
+    a.start(body)
+    assert len(world.finish(a).result) == 2
+    check(world)
 
 
 def test_what_an_emptied_bucket_has_lost_is_sent_again_by_the_run_that_reuses_it(world, pair):
