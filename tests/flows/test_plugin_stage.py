@@ -141,6 +141,9 @@ def test_broken_plug_ins_are_listed_each_with_its_fault(tmp_path):
         assert fault in rows[text.rpartition(",")[2]], text
     assert all(row.count("\n") == 0 for row in rows.values())
     assert "of an installed package cannot be imported" in rows["rewards=no_such_module:torn"]
+    for command in ("runs", "status"):  # which show what is recorded all the same
+        shown = nautile(command, store=tmp_path / "store", cwd=tmp_path, **more)
+        assert (shown.returncode, shown.stderr) == (0, ""), command
     none = nautile("plugins", store=tmp_path / "store", cwd=tmp_path, **PATH)
     assert (none.returncode, "NAUTILE_PLUGINS=REGISTRY=module:attribute" in none.stdout) == (0, True)
 
