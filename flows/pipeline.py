@@ -307,6 +307,7 @@ def request_of(store: Store, config: RunConfig, steps: Sequence[Step], force: bo
         model=config.model.model_dump(mode="json"),
         tokenizer={"ranks": config.tokenizer.ranks},  # of one to be trained: its ids alone count
         steps=[(step.stage.name, step.section, str(store.staging_files(step.key).folder)) for step in later],
+        replies="nautile.flows.serve.ahead:compile_first_replies",
     )
 
 

@@ -1,4 +1,4 @@
-"""Compile the programs of later stages ahead of time: `python -m nautile.tasks.compile_ahead REQUEST.json`.
+"""Compile programs of later stages and of the first replies ahead of time: `python -m nautile.tasks.compile_ahead FILE`.
 
 The process runs only while the cores are otherwise idle. It writes the programs to the store's compilation cache. A
 stage that begins before its programs are there compiles them itself, so results never depend on this process.
@@ -27,6 +27,7 @@ class AheadRequest:
     """The arguments of the process.
 
     parent: id of the process with which it ends. steps: (stage, section, staging folder) of each later step, in order.
+    replies: reference of the function that compiles what a chat and a server begin with; called last.
     """
 
     parent: int
@@ -34,6 +35,7 @@ class AheadRequest:
     model: dict[str, Any]
     tokenizer: dict[str, Any]
     steps: list[tuple[str, dict[str, Any], str]]
+    replies: str
 
 
 def main(path: Path) -> None:
@@ -52,6 +54,8 @@ def main(path: Path) -> None:
             continue
         compile_stage(stage, section, model, tokenizer)
         logger.info("%s: compiled", stage)
+    resolve(request.replies)(model, tokenizer)
+    logger.info("the first replies of chat and serve: compiled")
 
 
 def compile_stage(stage: str, section: dict[str, Any], model: ModelConfig, tokenizer: TokenizerConfig) -> None:

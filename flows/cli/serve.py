@@ -17,13 +17,15 @@ from nautile.common.errors import ConfigError
 from nautile.common.processes import ExitCode, collector_paused, is_loopback, listen, url_host
 from nautile.flows.cli.terminal import CheckpointArgument, RuntimeOption, console_for, keep_programs
 
+SLOTS, QUEUE = 16, 128  # unless the options say otherwise; the programs for so many are compiled ahead
+
 
 def serve(
     checkpoint: CheckpointArgument = None,
     host: Annotated[str, typer.Option(help="Address to listen on. Default: this machine only.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8000,
-    slots: Annotated[int, typer.Option(min=1, max=1024, help="Maximum number of completions in parallel.")] = 16,
-    queue: Annotated[int, typer.Option(min=1, help="Maximum number of waiting completions; then 429.")] = 128,
+    slots: Annotated[int, typer.Option(min=1, max=1024, help="Maximum number of completions in parallel.")] = SLOTS,
+    queue: Annotated[int, typer.Option(min=1, help="Maximum number of waiting completions; then 429.")] = QUEUE,
     name: Annotated[
         str | None, typer.Option(help="Model name that clients use. Default: the artifact id, or the folder's name.")
     ] = None,

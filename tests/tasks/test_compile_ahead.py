@@ -5,6 +5,7 @@ import logging
 import os
 from dataclasses import asdict
 from pathlib import Path
+from queue import SimpleQueue
 from unittest.mock import MagicMock
 
 import jax
@@ -13,9 +14,16 @@ import pytest
 from nautile.configs.base import OptimizerConfig
 from nautile.configs.load import load
 from nautile.configs.training import ProblemsConfig, ReasonConfig, RolloutConfig, SelfDistillConfig
+from nautile.data.tokenizer import tokenizer_for
+from nautile.flows.chat import Chat, ChatAnswer, ChatSettings
+from nautile.flows.cli.serve import QUEUE, SLOTS
 from nautile.flows.dag import build_dag
 from nautile.flows.pipeline import compiling_ahead, request_of
+from nautile.flows.serve.ahead import compile_first_replies
+from nautile.model.decoding.engine import Engine
+from nautile.model.decoding.slots import DecodeRequest
 from nautile.model.nautile import initialise
+from nautile.model.runtimes.load import load_runtime
 from nautile.model.weights.files import save_weights
 from nautile.tasks import compile_ahead
 from nautile.tasks.compile_ahead import compile_stage
@@ -74,6 +82,25 @@ def test_a_stage_compiles_nothing_that_was_not_compiled_ahead(stage, compiled, t
     assert (tmp_path / "output" / "checkpoint" / "weights.safetensors").exists()
 
 
+@pytest.mark.heavy
+def test_a_chat_and_a_server_compile_nothing_that_was_not_compiled_ahead(compiled, tmp_path):
+    model = tiny_model()
+    compile_first_replies(model, TOKENIZER)
+    ahead = compiled()
+    assert "advance" in str(ahead)
+    save_weights(tmp_path, initialise(model, 1), model, TOKENIZER)
+    loaded, tokenizer = load_runtime("jax", tmp_path), tokenizer_for(TOKENIZER)
+    for _ in Chat(loaded, ChatSettings()).ask(ChatAnswer("What is 5 + 6?")):
+        pass
+    slots = loaded.slots((tokenizer.im_end, tokenizer.end_of_text), tokenizer.think_end, SLOTS)
+    engine, events = Engine(slots, QUEUE), SimpleQueue()
+    engine.start(lambda batch: [events.put(event) for _, event in batch])
+    engine.submit([DecodeRequest(tuple(tokenizer.encode("Hello")), 2, (0,))])
+    assert len(events.get(timeout=300).ids) in (1, 2)
+    engine.close()
+    assert compiled() <= ahead
+
+
 def test_only_a_run_that_still_pretrains_compiles_ahead(store):
     config = load("local")
     steps = build_dag(config)
@@ -96,12 +123,13 @@ def test_the_process_leaves_out_a_step_that_has_begun(store, tmp_path, monkeypat
     (tmp_path / "request.json").write_text(json.dumps(asdict(request)), encoding="utf-8")
     compiled, parents = [], []
     monkeypatch.setattr(compile_ahead, "compile_stage", lambda stage, section, *_: compiled.append((stage, *section)))
+    monkeypatch.setattr("nautile.flows.serve.ahead.compile_first_replies", lambda *_: compiled.append(("replies",)))
     monkeypatch.setattr(compile_ahead, "begin", parents.append)
     # It would be this process's, and that of every test after this.
     for name in ("only_idle_time", "signal", "keep_compiled"):
         monkeypatch.setattr(compile_ahead, name, MagicMock())
     compile_ahead.main(tmp_path / "request.json")
-    assert [stage for stage, *_ in compiled] == ["align", "self_distill"]
+    assert [stage for stage, *_ in compiled] == ["align", "self_distill", "replies"]
     assert parents == [os.getpid()]
 
 
