@@ -66,7 +66,7 @@ def installed(tmp_path_factory):
     shutil.rmtree(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_each_example_is_found_and_has_no_fault(installed):
     listed = installed.nautile("plugins", "--json")
     assert listed.returncode == 0, listed.stderr

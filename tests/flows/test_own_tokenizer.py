@@ -18,7 +18,7 @@ from nautile.tasks.engine.stage import RunContext
 
 CHAIN = Path(__file__).parents[1] / "support" / "stages" / "chain.toml"
 RANKS = 400
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

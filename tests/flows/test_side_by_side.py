@@ -60,7 +60,7 @@ def test_a_failure_lets_what_does_not_need_it_finish(run, store):
     assert {artifact.manifest["label"] for artifact in store.list()} == {"long", "after_long"}
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_ctrl_c_ends_the_processes_of_all_steps(run, tmp_path):
     process = run("stuck")
     begun = [tmp_path / "text.begun", tmp_path / "teachers.begun"]

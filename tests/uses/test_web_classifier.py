@@ -12,7 +12,7 @@ from nautile.uses.labelled.predictor import LabelPredictor
 from tests.model.exports.onnx.conftest import MODEL, exports, weights  # noqa: F401 - fixtures
 from tests.support.pages.page_check import opened_page
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.heavy
 LABELS = ("animal", "<b>plant</b>", "other")
 CLASSIFIERS = {
     "head": LabelSet(

@@ -79,7 +79,7 @@ def rehearse(folder: Path, *words: str, **variables: str) -> Ended:
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_small_configuration_is_rehearsed_within_its_limit_also_with_a_source_of_one_row(tmp_path):
     (tmp_path / "one.jsonl").write_text(json.dumps({"text": "The only text that there is. " * 40}) + "\n")
     with FakeOpenAI(per_million=PRICES) as server:

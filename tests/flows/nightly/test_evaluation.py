@@ -12,7 +12,7 @@ from tests.support.servers.fake_webhook import SECRET, FakeWebhook
 from tests.support.stages.toy_cli import ROOT, environment
 from tests.support.stages.toy_stages import TOY
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.heavy
 
 PROGRAM = """
 import json, sys

@@ -215,7 +215,7 @@ def simulate(count, seed=None, **options):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # half a minute of processor time
 def test_histories_leave_every_artifact_whole_and_of_one_execution():
-    simulate(100)
+    simulate(60)
 
 
 @pytest.mark.heavy

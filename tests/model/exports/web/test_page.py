@@ -33,6 +33,7 @@ def page_folder(exports, tmp_path_factory):  # noqa: F811
     return out
 
 
+@pytest.mark.heavy
 def test_the_page_answers_as_the_command_does(page_folder, exports):  # noqa: F811
     for command, page in both_replies(exports["checkpoint"], page_folder, QUESTIONS):
         assert page == command
@@ -43,6 +44,7 @@ def test_every_file_of_the_page_has_its_digest(page_folder):
     assert set(listed) == {path.name for path in page_folder.iterdir()} - {DIGESTS}
 
 
+@pytest.mark.heavy
 def test_the_page_encodes_text_as_the_tokenizer_does(page_folder):
     with opened_page(page_folder) as (page, violations):
         merging = tokenizer_for(TokenizerConfig(ranks=5000))
