@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
+from nautile.configs.load import load_own, locate
+from nautile.configs.sweep import SweepConfig
 from nautile.flows.cli.document import OUTPUTS
 from tests.support.servers.fake_hub import ACCEPTED
 from tests.support.servers.fake_openai import FakeOpenAI
@@ -151,6 +153,25 @@ def test_the_run_of_one_host_is_rehearsed_end_to_end(rehearsed_once):
     with world(folder / "spark") as (_, _, words, variables):
         ended = rehearse(folder, "spark", *words, "--yes", **variables)
     assert ended.code == 0, ended.err + ended.out
+
+
+@pytest.mark.heavy
+@SHARED
+@pytest.mark.parametrize("name", ["balanced over the group", "self-distillation", "supervised"])
+def test_each_kind_of_arm_of_the_study_is_rehearsed(rehearsed_once, name):
+    """From weights that the rehearsal trains itself: the author's are in the store of whoever runs the study."""
+    folder, *_ = rehearsed_once
+    study = load_own(locate("study_370m", sweeps=True), SweepConfig)
+    (arm,) = (arm for arm in study.arms if arm.name == name)
+    own = [text for text in (*study.set, *arm.set) if ".start=newest" not in text]
+    own = [text.replace('start="newest:add", ', "") for text in own]
+    with world(folder / name.replace(" ", "_")) as (_, _, words, variables):
+        more = [word for text in own for word in ("--set", text)]
+        ended = rehearse(folder, study.config, *more, *words, "--spend", "1.00", **variables)
+    assert ended.code == 0, ended.err + ended.out
+    result = ended.result()
+    assert result["complete"]
+    assert (arm.after or "reason") in {stage["label"] for stage in result["stages"]}
 
 
 @pytest.mark.heavy
