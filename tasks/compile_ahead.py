@@ -1,4 +1,4 @@
-"""Compile programs of later stages and of the first replies ahead of time: `python -m nautile.tasks.compile_ahead FILE`.
+"""Compile programs of later stages and first replies ahead of time: `python -m nautile.tasks.compile_ahead FILE`.
 
 The process runs only while the cores are otherwise idle. It writes the programs to the store's compilation cache. A
 stage that begins before its programs are there compiles them itself, so results never depend on this process.

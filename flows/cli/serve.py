@@ -16,8 +16,7 @@ import typer
 from nautile.common.errors import ConfigError
 from nautile.common.processes import ExitCode, collector_paused, is_loopback, listen, url_host
 from nautile.flows.cli.terminal import CheckpointArgument, RuntimeOption, console_for, keep_programs
-
-SLOTS, QUEUE = 16, 128  # unless the options say otherwise; the programs for so many are compiled ahead
+from nautile.flows.serve import QUEUE, SLOTS
 
 
 def serve(

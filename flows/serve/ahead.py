@@ -8,7 +8,7 @@ from nautile.common.errors import ConfigError
 from nautile.configs.model import ModelConfig, TokenizerConfig
 from nautile.data.tokenizer import tokenizer_for
 from nautile.flows.chat import Chat, ChatAnswer, ChatSettings
-from nautile.flows.cli.serve import QUEUE, SLOTS
+from nautile.flows.serve import QUEUE, SLOTS
 from nautile.model.decoding.engine import Engine
 from nautile.model.nautile import initialise
 from nautile.model.runtimes.load import load_runtime
@@ -21,8 +21,9 @@ QUESTIONS = ("What is 3 + 4?", "Now, how many legs are there in total if you hav
 
 def compile_first_replies(model: ModelConfig, tokenizer: TokenizerConfig) -> None:
     """Begin a chat and a server as their commands do with their defaults, with random weights of the same shapes."""
+    params = initialise(model, 0)
     with TemporaryDirectory() as folder:
-        save_weights(Path(folder), initialise(model, 0), model, tokenizer)
+        save_weights(Path(folder), params, model, tokenizer)
         loaded = load_runtime("jax", Path(folder))
     for settings in (ChatSettings(), ChatSettings(temperature=GREEDY)):
         chat = Chat(loaded, settings)

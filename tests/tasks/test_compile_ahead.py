@@ -16,9 +16,9 @@ from nautile.configs.load import load
 from nautile.configs.training import ProblemsConfig, ReasonConfig, RolloutConfig, SelfDistillConfig
 from nautile.data.tokenizer import tokenizer_for
 from nautile.flows.chat import Chat, ChatAnswer, ChatSettings
-from nautile.flows.cli.serve import QUEUE, SLOTS
 from nautile.flows.dag import build_dag
 from nautile.flows.pipeline import compiling_ahead, request_of
+from nautile.flows.serve import QUEUE, SLOTS
 from nautile.flows.serve.ahead import compile_first_replies
 from nautile.model.decoding.engine import Engine
 from nautile.model.decoding.slots import DecodeRequest
