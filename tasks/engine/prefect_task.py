@@ -136,7 +136,7 @@ def _slot(context: RunContext) -> Iterator[None]:
     A slot of the server is kept whatever happens to the server (`ServerSlot`). The kernel frees a lock file.
     """
     slots: Sequence[ServerSlot | KeyLock] = [KeyLock(Path(path)) for path in context.slots]
-    name, try_every_s = "a slot of this sweep", LOCK_TRY_S
+    name, try_every_s = "a slot of the sweeps in this store", LOCK_TRY_S
     if context.limit:
         slots, name, try_every_s = [ServerSlot(context.limit)], context.limit, SLOT_TRY_S
     held, waited = None, False
