@@ -12,7 +12,7 @@ import pkgutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from hashlib import sha256
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -166,6 +166,10 @@ def refuse_others(wanted: list[dict[str, str]], here: str = "this machine") -> N
             raise ConfigError(f"{here} {problem}: install there {install}, as where the run was started")
 
 
+def _refusal(plug_in: PlugIn, other: str) -> PlugIn:
+    return replace(plug_in, fault=f"{other} has an entry {plug_in.name!r} too")
+
+
 _REGISTRIES: "list[Registry[Any]]" = []  # those that this process has imported
 
 
@@ -182,23 +186,36 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         self._kind = kind
         self._entries: dict[str, Entry | str] = dict(shipped)
         self.shipped = tuple(shipped)
-        self.plug_ins: dict[str, PlugIn] = {}
-        self.refused: list[PlugIn] = []
-        for plug_in in plug_ins():
-            if plug_in.registry != registry or plug_in.fault:
-                continue
-            other = self.plug_ins.get(plug_in.name)
-            if plug_in.name in shipped:
-                self.refuse(plug_in, "the project itself")
-            elif other and other.reference != plug_in.reference:
-                self.refuse(plug_in, str(other))
-            else:
-                self.plug_ins[plug_in.name] = plug_in
         _REGISTRIES.append(self)
+
+    @cached_property
+    def _added(self) -> tuple[dict[str, PlugIn], list[PlugIn]]:
+        """`plug_ins` and `refused`, looked for when they are asked for: a command that uses no entry does not wait."""
+        found: dict[str, PlugIn] = {}
+        refused = []
+        for plug_in in plug_ins():
+            if plug_in.registry != self.name or plug_in.fault:
+                continue
+            other = found.get(plug_in.name)
+            if plug_in.name in self.shipped:
+                refused.append(_refusal(plug_in, "the project itself"))
+            elif other and other.reference != plug_in.reference:
+                refused.append(_refusal(plug_in, str(other)))
+            else:
+                found[plug_in.name] = plug_in
+        return found, refused
+
+    @property
+    def plug_ins(self) -> dict[str, PlugIn]:
+        return self._added[0]
+
+    @property
+    def refused(self) -> list[PlugIn]:
+        return self._added[1]
 
     def refuse(self, plug_in: PlugIn, other: str) -> None:
         """Leave out a plug-in whose name `other` has."""
-        self.refused.append(replace(plug_in, fault=f"{other} has an entry {plug_in.name!r} too"))
+        self.refused.append(_refusal(plug_in, other))
         if self.plug_ins.get(plug_in.name) == plug_in:
             del self.plug_ins[plug_in.name]
 

@@ -121,7 +121,7 @@ def requirements(*names):
     return found.values()
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_with_the_core_s_packages_alone_a_model_is_used_and_other_commands_name_their_extra(place, tmp_path):
     """In an environment of its own, to which the packages of this one are linked."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "core")], check=True, timeout=120)

@@ -1,6 +1,7 @@
 """What do ratios of SCA to attention, and spectral samples, buy on language? Two sweeps, and the page's tables.
 
     python bench/studies/ratios.py rates|arms|report [--store .nautile/ratios] [--out docs/results/ratios.json]
+        [--figure docs/results/ratios.svg]
 
 Each cell is a run of `nautile sweep` (ratios_rates.toml, ratios.toml), which resumes after a stop: a pretraining of 0.9
 M tokens, three parts in ten Wikipedia (all tokens are trained on) and the rest solutions of small problems (trained on
@@ -26,6 +27,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.measure import argument_parser
 from bench.studies.ladder import PROCESSOR
+from nautile.common.figures import COLOURS, draw
 from nautile.common.files import read_json, write_json
 from nautile.common.text import markdown_table
 from nautile.evals.benchmarks.stand_ins import HELD_OUT
@@ -148,9 +151,19 @@ def _differences(by_arm: dict[str, list[Cell]]) -> str:
     return markdown_table([f"less {first}", *heads], [[arm, *own] for arm, own in texts.items()])
 
 
+def paint(cells: Sequence[Cell], canvas: Any) -> None:
+    """A panel for each measure: a row for each arm, a dot for each seed."""
+    arms = list(dict.fromkeys(cell["arm"] for cell in cells))
+    for panel, (measure, name) in zip(canvas.subplots(1, len(MEASURES), sharey=True), MEASURES.items(), strict=True):
+        for cell in cells:
+            panel.plot(cell[measure], arms.index(cell["arm"]), "o", color=COLOURS[0])
+        panel.set(xlabel=name, yticks=range(len(arms)), yticklabels=arms)
+    panel.invert_yaxis()  # shared by all
+
+
 def main() -> None:
     out = ROOT / "docs/results/ratios.json"
-    parser = argument_parser(__doc__, store=Path(".nautile/ratios"), out=out)
+    parser = argument_parser(__doc__, store=Path(".nautile/ratios"), out=out, figure=out.with_suffix(".svg"))
     parser.add_argument("phase", choices=(*FILES, "report"))
     arguments = parser.parse_args()
     store = Store(arguments.store.absolute())
@@ -158,7 +171,11 @@ def main() -> None:
         run(store, arguments.phase)
     if cells := collect(store):
         write_json(arguments.out, {"cells": cells})
-    print(markdown((read_json(arguments.out) or {"cells": ()})["cells"]), flush=True)
+    cells = (read_json(arguments.out) or {"cells": ()})["cells"]
+    if arms := [cell for cell in cells if cell["phase"] == "arms"]:
+        title = "Bits per byte and problems solved by arm, a dot a seed"
+        arguments.figure.write_text(draw(title, (9.0, 2.6), partial(paint, arms)), encoding="utf-8")
+    print(markdown(cells), flush=True)
 
 
 if __name__ == "__main__":

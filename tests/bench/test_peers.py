@@ -20,7 +20,7 @@ def test_near_copies_are_found_and_nothing_else(tmp_path):
     assert 90 <= figures["dropped"] <= 100
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize("side", [peers.chats_ours, peers.chats_peer])
 def test_each_round_asks_the_server_for_every_chat(tmp_path, monkeypatch, side):
     monkeypatch.setattr(peers, "CHATS", 40)

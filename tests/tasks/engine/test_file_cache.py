@@ -195,6 +195,7 @@ def test_a_corpus_larger_than_the_cache_gives_the_same_rows(pair, tmp_path):
     assert limit / 2 < most <= limit
 
 
+@pytest.mark.heavy
 def test_the_child_of_a_stage_opens_the_files_that_it_reads_on_demand(pair):
     artifact = absent(pair, {"index": "3", **{f"shards/{n}": str(n) for n in range(3)}})
     b = pair[1]

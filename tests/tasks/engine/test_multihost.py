@@ -188,6 +188,7 @@ def test_the_template_is_filled_in_word_by_word():
     assert f"git checkout {'a' * 40} &&" in words[2]
 
 
+@pytest.mark.heavy
 def test_a_host_with_another_source_of_a_plug_in_is_refused_and_one_with_the_same_works(
     store, hosts, tmp_path, monkeypatch
 ):

@@ -24,6 +24,7 @@ from tests.support.stages.toy_cli import ROOT
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.heavy
 def test_items_on_other_hosts_get_and_leave_their_files_at_the_remote(machine, tmp_path, monkeypatch):
     driver, seen, listings = machine("driver"), [], []
     real = MirroredStore.refresh

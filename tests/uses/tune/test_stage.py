@@ -109,7 +109,7 @@ def test_a_head_for_several_labels_of_a_text_and_its_answers(tmp_path, checkpoin
     assert [part["label"] for part in summary["recall"]] == ["animal", "plant"]
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_all_weights_learn_the_labels_and_what_is_done_is_kept(tmp_path, checkpoint, table, monkeypatch):
     real, calls = tuner.fine_tune, []
 
