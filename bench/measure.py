@@ -2,14 +2,17 @@
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+ROOT = Path(__file__).parents[1]
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -30,6 +33,13 @@ def argument_parser(doc: str, **defaults: Any) -> argparse.ArgumentParser:
                 option, type=Path if example is None else type(example), default=default, **list_options
             )
     return parser
+
+
+def run_sweep(file: Path, store: Path) -> None:
+    """Run a sweep in a store to its end, one run at a time. Its exit ends this program, whose next start goes on."""
+    command: list[str | Path] = [sys.executable, "-m", "nautile.flows.cli.main", "sweep", file.absolute(), "--yes"]
+    environment = os.environ | {"NAUTILE_STORE": str(store)}
+    subprocess.run([*command, "--parallel", "1"], cwd=ROOT, env=environment, check=True)
 
 
 def write_results(results: Any, file: Path | None) -> None:

@@ -6,6 +6,7 @@ Each question starts a new conversation, because the model is trained on single 
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nautile.common.errors import ConfigError
 from nautile.common.text import amount
@@ -14,6 +15,9 @@ from nautile.data.tokenizer import Tokenizer, tokenizer_for
 from nautile.flows.serve.token_stream import StreamedText, TokenStream
 from nautile.model.decoding.sampling import Sampling
 from nautile.model.runtimes.load import Runtime
+
+if TYPE_CHECKING:
+    from nautile.model.decoding.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,14 @@ def chat_sampling(tokenizer: Tokenizer, context: int, settings: ChatSettings) ->
         think_end=tokenizer.think_end,
         thinking_budget=settings.thinking_budget,
     )
+
+
+def chat_engine(loaded: Runtime, slots: int, queue: int) -> "Engine":
+    """An engine, not started, for replies that end with the turn: so many at a time, and so many waiting."""
+    from nautile.model.decoding.engine import Engine  # not above: a chat itself needs none, nor what it imports
+
+    tokenizer = tokenizer_for(loaded.tokenizer)
+    return Engine(loaded.slots((tokenizer.im_end, tokenizer.end_of_text), tokenizer.think_end, slots), queue)
 
 
 class Chat:

@@ -9,9 +9,7 @@ samples; the test problems are the same for all. Means and leads are over seeds,
 (docs/decisions.md). `--report` only writes the table of the runs that are finished.
 """
 
-import os
 import re
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +19,7 @@ from statistics import fmean, median
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.measure import argument_parser
+from bench.measure import ROOT, argument_parser, run_sweep
 from nautile.common.files import read_json
 from nautile.configs.load import load
 from nautile.configs.stages import TRAINED
@@ -33,7 +31,6 @@ from nautile.evals.scoring.over_seeds import SeedLead, SeedSummary, lead, summar
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
 
-ROOT = Path(__file__).parents[2]
 _STATEMENT = re.compile(r"(-?\d+) ([-+*]) (-?\d+) = (-?\d+)")
 # Processor seconds of an execution: the cores in use, measured every few seconds, times the time since the measurement
 # before, which is longer than a minute only where the execution was interrupted.
@@ -213,18 +210,7 @@ def main() -> None:
     arguments = argument_parser(__doc__, store=Path(".nautile/ladder"), report=False, **paths).parse_args()
     store = Store(arguments.store.absolute())
     if not arguments.report:
-        command = [
-            sys.executable,
-            "-m",
-            "nautile.flows.cli.main",
-            "sweep",
-            arguments.sweep.absolute(),
-            "--yes",
-            "--parallel",
-            "1",
-        ]
-        environment = os.environ | {"NAUTILE_STORE": str(store.root)}
-        subprocess.run(command, cwd=ROOT, env=environment, check=True)
+        run_sweep(arguments.sweep, store.root)
     record = read_json(store.sweeps / f"{arguments.sweep.stem}.json")
     config = load(record["config"])
     (table,) = {id(t): t for source in config.ingest.sources for t in Slips(source.tasks).tables.values()}.values()

@@ -22,8 +22,6 @@ Decided before any cell ran:
    the question is open. With fewer than five seeds there is no verdict.
 """
 
-import os
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -34,7 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.measure import argument_parser
+from bench.measure import ROOT, argument_parser, run_sweep
 from bench.studies.ladder import PROCESSOR
 from nautile.common.figures import COLOURS, draw
 from nautile.common.files import read_json, write_json
@@ -45,7 +43,6 @@ from nautile.evals.scoring.over_seeds import lead, summary
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
 
-ROOT = Path(__file__).parents[2]
 FILES = {"rates": "ratios_rates", "arms": "ratios"}  # phase -> its sweep
 WEB, SYNTH, SOLVED = "fineweb_edu", "synth", "solved"
 MEASURES = {WEB: "bits per byte, Wikipedia", SYNTH: "bits per byte, replies", SOLVED: "problems solved"}
@@ -53,22 +50,6 @@ PROBLEMS, LEAST_SEEDS = 2000, 5
 BOUND = 0.01  # of rule 3: a share of the first arm's bits per byte, or of the problems
 
 Cell = dict[str, Any]
-
-
-def run(store: Store, phase: str) -> None:
-    """Run the sweep of a phase to its end. Its exit ends this program, whose next start goes on."""
-    file = ROOT / f"bench/studies/{FILES[phase]}.toml"
-    command: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "nautile.flows.cli.main",
-        "sweep",
-        file,
-        "--yes",
-        "--parallel",
-        "1",
-    ]
-    subprocess.run(command, cwd=ROOT, env=os.environ | {"NAUTILE_STORE": str(store.root)}, check=True)
 
 
 def collect(store: Store) -> list[Cell]:
@@ -168,7 +149,7 @@ def main() -> None:
     arguments = parser.parse_args()
     store = Store(arguments.store.absolute())
     if arguments.phase != "report":
-        run(store, arguments.phase)
+        run_sweep(ROOT / f"bench/studies/{FILES[arguments.phase]}.toml", store.root)
     if cells := collect(store):
         write_json(arguments.out, {"cells": cells})
     cells = (read_json(arguments.out) or {"cells": ()})["cells"]

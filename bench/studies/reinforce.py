@@ -43,8 +43,6 @@ any of their cells ran:
    Both families are corrected by Holm, each within itself.
 """
 
-import os
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -55,7 +53,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.measure import argument_parser
+from bench.measure import ROOT, argument_parser, run_sweep
 from bench.studies.ladder import PROCESSOR
 from nautile.common.figures import COLOURS, draw
 from nautile.common.files import read_json, write_json
@@ -66,7 +64,6 @@ from nautile.evals.scoring.over_seeds import lead, summary
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import Catalog
 
-ROOT = Path(__file__).parents[2]
 RATES = (1e-4, 2e-4, 4e-4)
 RATE_SEEDS = (1, 2)
 RATE_STEPS, READINGS = 150, (100, 150)  # updates; those after which the guard's readings count
@@ -152,12 +149,11 @@ def _toml(settings: Sequence[str]) -> str:
 
 
 def sweep(store: Store, name: str, text: str) -> None:
-    """Run a sweep to its end. Its exit ends this program, whose next start goes on."""
+    """Write the file of a sweep and run it to its end."""
     store.root.mkdir(parents=True, exist_ok=True)
     file = store.root / f"{name}.toml"
     file.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "nautile.flows.cli.main", "sweep", file, "--yes", "--parallel", "1"]
-    subprocess.run(command, cwd=ROOT, env=os.environ | {"NAUTILE_STORE": str(store.root)}, check=True)
+    run_sweep(file, store.root)
 
 
 def recorded(store: Store, name: str) -> list[Mapping[str, Any]]:

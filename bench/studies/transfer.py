@@ -19,8 +19,6 @@ factor of two once the lowest cell of width 64 was at its upper end, before any 
 """
 
 import math
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,11 +26,10 @@ from statistics import stdev
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.measure import argument_parser
+from bench.measure import argument_parser, run_sweep
 from nautile.common.files import read_json
 from nautile.store.artifacts import Store
 
-ROOT = Path(__file__).parents[2]
 RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
 OPTIMIZERS = ("adamw", "muon")
 SEEDS_AT = (128, 8e-3)  # the width and rate that have two more seeds
@@ -145,8 +142,7 @@ def main() -> None:
         store.root.mkdir(parents=True, exist_ok=True)
         file = store.root / "transfer.toml"
         file.write_text(sweep_text(arguments.widths), encoding="utf-8")
-        command = [sys.executable, "-m", "nautile.flows.cli.main", "sweep", file, "--yes", "--parallel", "1"]
-        subprocess.run(command, cwd=ROOT, env=os.environ | {"NAUTILE_STORE": str(store.root)}, check=True)
+        run_sweep(file, store.root)
     print(markdown(losses(store, "transfer")), flush=True)
 
 

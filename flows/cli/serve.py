@@ -39,12 +39,12 @@ def serve(
         import uvicorn
 
         from nautile.data.tokenizer import tokenizer_for
+        from nautile.flows.chat import chat_engine
         from nautile.flows.cli.chat import heading
         from nautile.flows.named import checkpoint_folder
         from nautile.flows.operate.own_page import OwnPageOnly
         from nautile.flows.serve.http import ImpatientProtocol, ServedModel, application, raise_descriptor_limit
         from nautile.flows.serve.protocol import ApiError
-        from nautile.model.decoding.engine import Engine
         from nautile.model.runtimes.load import load_runtime
         from nautile.store.artifacts import checkpoint_name
 
@@ -61,8 +61,7 @@ def serve(
             f"{folder}: config.json pairs a tokenizer of {tokenizer.vocabulary} ids with a model of "
             f"{model.vocabulary} embedding rows; the checkpoint belongs to another tokenizer"
         )
-    stops = (tokenizer.im_end, tokenizer.end_of_text)
-    engine = Engine(loaded.slots(stops, tokenizer.think_end, slots), queue)
+    engine = chat_engine(loaded, slots, queue)
     name = name or checkpoint_name(folder)
     # Bound before the weights are compiled: an occupied port fails now, and port 0 has a number to print.
     listener = listen(host, port)

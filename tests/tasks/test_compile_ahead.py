@@ -15,12 +15,11 @@ from nautile.configs.base import OptimizerConfig
 from nautile.configs.load import load
 from nautile.configs.training import ProblemsConfig, ReasonConfig, RolloutConfig, SelfDistillConfig
 from nautile.data.tokenizer import tokenizer_for
-from nautile.flows.chat import Chat, ChatAnswer, ChatSettings
+from nautile.flows.chat import Chat, ChatAnswer, ChatSettings, chat_engine
 from nautile.flows.dag import build_dag
 from nautile.flows.pipeline import compiling_ahead, request_of
 from nautile.flows.serve import QUEUE, SLOTS
 from nautile.flows.serve.ahead import compile_first_replies
-from nautile.model.decoding.engine import Engine
 from nautile.model.decoding.slots import DecodeRequest
 from nautile.model.nautile import initialise
 from nautile.model.runtimes.load import load_runtime
@@ -92,8 +91,7 @@ def test_a_chat_and_a_server_compile_nothing_that_was_not_compiled_ahead(compile
     loaded, tokenizer = load_runtime("jax", tmp_path), tokenizer_for(TOKENIZER)
     for _ in Chat(loaded, ChatSettings()).ask(ChatAnswer("What is 5 + 6?")):
         pass
-    slots = loaded.slots((tokenizer.im_end, tokenizer.end_of_text), tokenizer.think_end, SLOTS)
-    engine, events = Engine(slots, QUEUE), SimpleQueue()
+    engine, events = chat_engine(loaded, SLOTS, QUEUE), SimpleQueue()
     engine.start(lambda batch: [events.put(event) for _, event in batch])
     engine.submit([DecodeRequest(tuple(tokenizer.encode("Hello")), 2, (0,))])
     assert len(events.get(timeout=300).ids) in (1, 2)
