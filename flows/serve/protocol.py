@@ -391,11 +391,20 @@ _ERRORS = {
 }
 
 
+_EVENT = {  # each server-sent event of a streamed answer
+    "type": "object",
+    "properties": {
+        "data": {"type": "string", "description": "A chunk as JSON, an error as JSON, or [DONE] at the end"}
+    },
+    "required": ["data"],
+}
+
+
 def documented(response: type[BaseModel], *errors: int, streams: bool = False) -> dict[int | str, dict[str, Any]]:
     """The `responses` argument of a route: its body, and its error statuses."""
     body: dict[str, Any] = {"model": response, "description": "Done"}
     if streams:
-        body["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+        body["content"] = {"text/event-stream": {"itemSchema": _EVENT}}
     failures: dict[int | str, dict[str, Any]] = {
         status: {"model": ErrorResponse, "description": _ERRORS[status]} for status in sorted(errors)
     }

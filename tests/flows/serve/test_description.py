@@ -30,3 +30,17 @@ def test_each_answer_is_as_described(case, session):
             schemathesis.checks.CHECKS.get_one("positive_data_acceptance"),
         ],
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "question"),
+    [
+        ("/v1/completions", {"prompt": "1 + 1 ="}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "1 + 1?"}]}),
+    ],
+)
+def test_each_streamed_answer_is_as_described(path, question, session):
+    """Drawn requests rarely ask for a stream; these do."""
+    case = api[path]["POST"].Case(media_type="application/json", body={**question, "stream": True, "max_tokens": 4})
+    response = case.call_and_validate(session=session)
+    assert response.headers["content-type"][0].startswith("text/event-stream")
