@@ -5,6 +5,7 @@ from nautile.common.files import read_json
 from nautile.common.text import did_you_mean
 from nautile.configs.stages import TRAINED
 from nautile.store.artifacts import Artifact, Store
+from nautile.store.layout import SCRATCH, STAGING, STEPS
 
 
 def named_or_newest(store: Store, kind: str, artifact_id: str | None = None) -> Artifact:
@@ -26,7 +27,7 @@ def named_or_newest(store: Store, kind: str, artifact_id: str | None = None) -> 
         return artifact
     artifacts = store.list(kind)
     if not artifacts:
-        raise ConfigError(f"no {kind} in {store.root} yet: `nautile run` makes one")
+        raise ConfigError(f"no {kind} in {store.root} yet: `nautile run` makes one{_in_training(store, kind)}")
     return _without_sweeps(store, artifacts)[-1]
 
 
@@ -59,5 +60,13 @@ def trained_by(store: Store, stage: str) -> Artifact | None:
     if not checkpoints:
         raise ConfigError(
             f"no checkpoint of {stage} in {store.location}: `nautile run CONFIG --until {stage}` makes one"
+            + (_in_training(store) if stage == "pretrain" else "")
         )
     return _without_sweeps(store, checkpoints)[-1]
+
+
+def _in_training(store: Store, kind: str = "checkpoint") -> str:
+    """The command for a message that says there is no checkpoint, while a pretraining has saved steps; else ""."""
+    if kind != "checkpoint" or not any(store.root.glob(f"{STAGING}/*/{SCRATCH}/{STEPS}/*")):
+        return ""
+    return "; `nautile store snapshot CONFIG` makes one of what is trained so far"

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from nautile.common.processes import ExitCode
-from nautile.flows.cli.terminal import ConfigArgument, IdArgument, Json, show_as, the_store
+from nautile.flows.cli.terminal import ConfigArgument, IdArgument, Json, SetOption, show_as, the_store
 
 store_app = typer.Typer(
     no_args_is_help=True,
@@ -124,14 +124,15 @@ def add(
 def snapshot(
     config: ConfigArgument,
     step: Annotated[int | None, typer.Option(metavar="N", help="A saved step. Default: the newest.")] = None,
+    settings: SetOption = None,
     as_json: Json = False,
 ) -> None:
-    """Publish a saved step of an unfinished pretraining as a checkpoint, e.g. for `[pretrain] start`."""
+    """Publish a saved step of an unfinished pretraining as a checkpoint: to chat while it trains, or to branch from."""
     from nautile.configs.load import load
     from nautile.flows.cli import inspect
     from nautile.flows.cli.tables import artifact_table
 
-    artifact = inspect.publish_snapshot(the_store(), load(config), config, step)
+    artifact = inspect.publish_snapshot(the_store(), load(config, settings), config, step)
     show_as([inspect.row_of(artifact)], as_json, artifact_table)
 
 

@@ -99,6 +99,16 @@ def test_on_a_terminal_there_are_commands(monkeypatch, capsys):
     assert asked == ["2 + 2", "/exit"]  # in a pipe everything is a question
 
 
+def test_while_the_first_training_runs_the_message_names_the_command_that_makes_a_model_of_it(nautile, tmp_path):
+    _, _, before = nautile("chat")
+    _, _, of_stage = nautile("chat", "pretrain")
+    Store(tmp_path / "store").staging_files("a" * 64).saved_steps.joinpath("100").mkdir(parents=True)
+    for earlier, words in ((before, ["chat"]), (of_stage, ["chat", "pretrain"])):
+        code, _, err = nautile(*words)
+        assert code == 2
+        assert err.strip() == f"{earlier.strip()}; `nautile store snapshot CONFIG` makes one of what is trained so far"
+
+
 def test_a_conversation_names_its_checkpoint_its_step_and_when_it_was_made(tmp_path):
     assert heading(tmp_path, "somewhere") == "somewhere"
     made = datetime(2026, 11, 22, 13, 5).astimezone()
