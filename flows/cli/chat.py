@@ -23,8 +23,11 @@ def heading(folder: Path, name: str) -> str:
     if not isinstance(manifest, dict):
         return name
     created = datetime.fromisoformat(manifest["created"]).astimezone()
-    run = f" of run {manifest['run'][:8]}" if manifest.get("run") else ""
-    return f"{name}, made by {manifest['label']}{run} on {created:%Y-%m-%d at %H:%M}"
+    if manifest["stage"] == "snapshot":
+        by = f"saved after {manifest['facts']['steps']} steps of an unfinished pretraining"
+    else:
+        by = f"made by {manifest['label']}" + (f" of run {manifest['run'][:8]}" if manifest.get("run") else "")
+    return f"{name}, {by} on {created:%Y-%m-%d at %H:%M}"
 
 
 _HELP = """Type a question; each is answered without the previous ones. Ctrl-C stops a reply.

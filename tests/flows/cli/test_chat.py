@@ -112,11 +112,15 @@ def test_while_the_first_training_runs_the_message_names_the_command_that_makes_
 def test_a_conversation_names_its_checkpoint_its_step_and_when_it_was_made(tmp_path):
     assert heading(tmp_path, "somewhere") == "somewhere"
     made = datetime(2026, 11, 22, 13, 5).astimezone()
-    manifest = {"created": made.isoformat(), "label": "reason", "run": "r" * 36}
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    assert heading(tmp_path, "checkpoint/0123456789ab") == (
-        "checkpoint/0123456789ab, made by reason of run rrrrrrrr on 2026-11-22 at 13:05"
-    )
+    manifest = {"created": made.isoformat(), "stage": "reason", "label": "reason", "run": "r" * 36}
+    snapshot = {**manifest, "stage": "snapshot", "label": "snapshot", "run": "snapshot-1234", "facts": {"steps": 400}}
+    for written, by in (
+        (manifest, "made by reason of run rrrrrrrr"),
+        (snapshot, "saved after 400 steps of an unfinished pretraining"),
+    ):
+        (tmp_path / "manifest.json").write_text(json.dumps(written))
+        expected = f"checkpoint/0123456789ab, {by} on 2026-11-22 at 13:05"
+        assert heading(tmp_path, "checkpoint/0123456789ab") == expected
 
 
 def test_the_speed_is_that_of_writing_and_a_reply_at_once_has_none():
