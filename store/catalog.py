@@ -11,6 +11,7 @@ not have the form of this version. A position and the rows up to it are written 
 is ingested exactly once.
 """
 
+import gc
 import logging
 import math
 import os
@@ -21,7 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from nautile.common.file_locks import has_locks
 from nautile.common.files import NOT_WRITABLE, atomic_path, writing
 from nautile.common.text import first_line
 from nautile.store.artifacts import Store
-from nautile.store.bulk import LEAST, insert_plain, insert_rows
+from nautile.store.bulk import LEAST, insert_plain, insert_rows, keep_newest
 from nautile.store.events import READ_LIMIT, parse_event, read_lines
 from nautile.store.layout import ARTIFACT_FOLDER, EVENTS
 from nautile.store.locks import KeyLock, flock_until
@@ -67,7 +68,7 @@ UNION ALL SELECT 'TABLE', schema_name, table_name FROM duckdb_tables() WHERE NOT
 """
 BULK_MEMORY = "120MB"  # of DuckDB's buffers in a rebuild; the rest is on disk
 RECORDED = tuple(table for table in TABLES if table.place == "recorded")
-SLICE = 2**20  # bytes of events between two checks of the time limit: about half a second
+SLICE = 2**20  # bytes of events between two checks of the time limit: a tenth of a second or two
 # Extensions are not downloaded from the network. Two threads are enough for such small transactions.
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {"autoinstall_known_extensions": False, "threads": 2}
 
@@ -134,7 +135,7 @@ class Catalog:
         self.store = store
         self.path = store.catalog_path
         self._lock_path = store.locks / "catalog.lock"  # its mtime is the end of the last `ingest`
-        self._is_new = False  # whether no other process opens the file: then it stays open while all is ingested
+        self._is_new = False  # whether the file is empty and no other process opens it: all is one transaction
 
     def ingest(self, *, patience: float = PATIENCE_S, most_s: float = math.inf) -> int:
         """Read manifests and events written since the last call; returns the number of rows written.
@@ -146,18 +147,12 @@ class Catalog:
         rows = 0
         has_more = True
         deadline = time.monotonic() + most_s
-        with ExitStack() as opened:
-            only = opened.enter_context(self._writable(patience)) if self._is_new else None
-            if only:
-                only.execute(f"SET memory_limit = '{BULK_MEMORY}'")
-                only.execute("SET checkpoint_threshold = '1TB'")  # once, as the file is closed
-            while has_more:  # a long backlog takes several short transactions
-                with nullcontext(only) if only else self._writable(patience) as connection:
-                    with self._transaction(connection):
-                        written, has_more = self._ingest_batch(connection, deadline)
-                    rows += written
-                if time.monotonic() >= deadline:
-                    break
+        while has_more:  # a long backlog takes several short transactions, unless nobody waits for the file
+            with self._writable(patience) as connection, self._transaction(connection):
+                written, has_more = self._ingest_batch(connection, deadline)
+            rows += written
+            if time.monotonic() >= deadline:
+                break
         with suppress(OSError):
             os.utime(self._lock_path)
         return rows
@@ -206,15 +201,22 @@ class Catalog:
         with KeyLock(self._lock_path.with_name("rebuild.lock")):
             new._remove()  # what a killed rebuild has left
             new._is_new = True
-            new.ingest(patience=patience)
+            was_enabled = gc.isenabled()
+            gc.disable()  # it would traverse millions of objects, of which none is in a cycle: a tenth of the time
+            try:
+                new.ingest(patience=patience)
+            finally:
+                if was_enabled:
+                    gc.enable()
             new._is_new = False
             with flock_until(self._lock_path, time.monotonic() + patience, shared=False) as acquired:
                 if not acquired:
                     raise CatalogBusy(f"{self.path} is in use by other processes of this machine")
                 # What was written meanwhile.
                 new.ingest(patience=patience)
-                counts = {table.name: f"SELECT count(*) AS n FROM {table.name}" for table in TABLES}
-                rows = {name: new.query(sql)[0]["n"] for name, sql in counts.items()}
+                with new.reading() as reader:
+                    counts = {table.name: f"SELECT count(*) FROM {table.place}.{table.name}" for table in TABLES}
+                    rows = {name: reader.select(sql)[1][0][0] for name, sql in counts.items()}
                 with writing(self.store.root):
                     self._remove()
                     new.path.replace(self.path)
@@ -314,12 +316,12 @@ class Catalog:
     def _ingest_batch(self, connection: duckdb.DuckDBPyConnection, deadline: float) -> tuple[int, bool]:
         """Ingest all new manifests and up to about `READ_LIMIT` bytes of events, fewer if `deadline` passes.
 
-        Returns the number of rows written, and whether there is more to read.
+        All events, if the file is new. Returns the number of rows written, and whether there is more to read.
         """
         # Inside the transaction: another process may have read further since our last one.
         positions = dict(connection.execute("SELECT path, position FROM ingested").fetchall())
         written = self._ingest_manifests(connection, positions)
-        budget = READ_LIMIT
+        budget = math.inf if self._is_new else READ_LIMIT
         slice_bytes = 4 * SLICE if deadline == math.inf else SLICE
         # Events of many files are inserted together: a statement takes milliseconds however few rows it has, and other
         # processes wait for the lock.
@@ -329,22 +331,21 @@ class Catalog:
 
         def insert() -> None:
             nonlocal written, batch_bytes
-            written += _insert_lines(connection, batch)
-            _set_positions(connection, new_positions)
+            written += _insert_lines(connection, batch, self._is_new)
             batch.clear()
-            new_positions.clear()
             batch_bytes = 0
 
+        has_more = False
         for name, size in sorted(_event_files(self.store.events).items()):
             position = positions.get(name, 0)
             if position >= size:  # so it is for nearly all files of a large store
                 continue
             path = self.store.root / name
             while position < size:
-                if budget <= 0 or (budget < READ_LIMIT and time.monotonic() >= deadline):
-                    insert()
-                    return written, True
-                lines, end = read_lines(path, position, min(budget, slice_bytes))
+                has_more = budget <= 0 or (budget < READ_LIMIT and time.monotonic() >= deadline)
+                if has_more:
+                    break
+                lines, end = read_lines(path, position, int(min(budget, slice_bytes)))
                 if end == position:
                     break  # the last line is still being written
                 batch += [(name, line) for line in lines]
@@ -353,8 +354,13 @@ class Catalog:
                 position = end
                 if batch_bytes >= slice_bytes:
                     insert()
+            if has_more:
+                break
         insert()
-        return written, False
+        _set_positions(connection, new_positions)
+        if self._is_new:
+            keep_newest(connection)
+        return written, has_more
 
     def _ingest_manifests(self, connection: duckdb.DuckDBPyConnection, positions: dict[str, int]) -> int:
         """Write the rows of new and changed manifests, and delete those of manifests that no longer exist.
@@ -422,13 +428,14 @@ class Catalog:
     def _connect(self, deadline: float, read_only: bool) -> duckdb.DuckDBPyConnection:
         """Connect, waiting until `deadline` for programs that do not take our lock."""
         wait = 0.01
+        settings = _SETTINGS | ({"memory_limit": BULK_MEMORY} if self._is_new else {})
         # Our lock is held, so no process of ours has the file open, where there are locks.
         if has_locks(self._lock_path.parent):
             deadline = min(deadline, time.monotonic() + FOREIGN_S)
         while True:
             try:
                 with _opening:
-                    return duckdb.connect(self.path, read_only=read_only, config=_SETTINGS)
+                    return duckdb.connect(self.path, read_only=read_only, config=settings)
             except duckdb.Error as error:
                 text = first_line(error)
                 # Another process has the file open, or, on a file system without locks, a thread of this process has it
@@ -598,15 +605,18 @@ def _create_empty(connection: duckdb.DuckDBPyConnection) -> None:
     _set_positions(connection, {"schema": SCHEMA})
 
 
-def _insert_lines(connection: duckdb.DuckDBPyConnection, batch: list[tuple[str, bytes]]) -> int:
+def _insert_lines(connection: duckdb.DuckDBPyConnection, batch: list[tuple[str, bytes]], is_new: bool) -> int:
     """Insert the events of lines, each with the name of its file; returns the number of rows."""
-    taken = insert_plain(connection, [line for _, line in batch]) if len(batch) >= LEAST else set()
+    taken = insert_plain(connection, [line for _, line in batch], is_new) if len(batch) >= LEAST else set()
     rest = [named for place, named in enumerate(batch) if place not in taken]
     parsed = ((name, parse_event(line, name)) for name, line in rest)
-    return len(taken) + _insert_events(connection, ((name, event) for name, event in parsed if event is not None))
+    events = ((name, event) for name, event in parsed if event is not None)
+    return len(taken) + _insert_events(connection, events, is_new)
 
 
-def _insert_events(connection: duckdb.DuckDBPyConnection, events: Iterable[tuple[str, dict[str, Any]]]) -> int:
+def _insert_events(
+    connection: duckdb.DuckDBPyConnection, events: Iterable[tuple[str, dict[str, Any]]], is_new: bool
+) -> int:
     """Insert events, each with the name of its file; returns the number of rows.
 
     An event that does not fit its table is logged, left out and counted.
@@ -630,18 +640,20 @@ def _insert_events(connection: duckdb.DuckDBPyConnection, events: Iterable[tuple
         if key not in rows or table.precedence(row) >= table.precedence(rows[key]):
             rows[key] = row
     for kind, rows in by_table.items():
-        _insert(connection, TABLE_OF_EVENT[kind], list(rows.values()))
+        _insert(connection, TABLE_OF_EVENT[kind], list(rows.values()), is_new=is_new)
     for name, count in left_out.items():
         connection.execute(_ADD_POSITION, [_LEFT_OUT + name, count])
     return sum(len(rows) for rows in by_table.values())
 
 
-def _insert(connection: duckdb.DuckDBPyConnection, table: CatalogTable, rows: list[dict[str, Any]]) -> None:
+def _insert(
+    connection: duckdb.DuckDBPyConnection, table: CatalogTable, rows: list[dict[str, Any]], *, is_new: bool = False
+) -> None:
     if not rows:
         return
     columns = [[row[name] for row in rows] for name in table.columns]
     if table in RECORDED:
-        insert_rows(connection, table, table.rows(), columns)
+        insert_rows(connection, table, table.rows(), columns, is_new=is_new)
     else:
         connection.execute(table.insert(table.rows()), columns)
 

@@ -350,7 +350,7 @@ def event_row(event: dict[str, Any]) -> dict[str, Any]:
         fields = checked_fields(kind, fields, time)
     # Fields with a column of their own; a table with a column `fields` has all others there as JSON.
     own_columns = [name for name in table.columns if name not in common and name != "fields" and name in fields]
-    casts = _CASTS_OF[table.name]
+    casts = CASTS_OF[table.name]
     values = {name: casts[name](fields[name]) for name in own_columns if fields[name] is not None}
     # What the event does not say is NULL, not zero or an empty text.
     row = dict.fromkeys(table.columns) | values | common
@@ -377,7 +377,7 @@ def _integer(bits: int) -> Callable[[Any], int]:
     return cast
 
 
-def _amount(value: Any) -> float:
+def as_amount(value: Any) -> float:
     """Seconds or dollars: one that is not a number, or below zero, would be in every sum."""
     number = float(value)
     if not (math.isfinite(number) and number >= 0):
@@ -400,10 +400,10 @@ _CASTS: dict[str, Callable[[Any], Any]] = {
     "BOOLEAN": _boolean,
     "TIMESTAMP": lambda time: time,  # read by the model already
 }
-_CASTS_OF = {table.name: {name: _CASTS[kind] for name, kind in table.columns.items()} for table in TABLES}
-_CASTS_OF["calls"] |= dict.fromkeys(("latency_s", "dollars"), _amount)
+CASTS_OF = {table.name: {name: _CASTS[kind] for name, kind in table.columns.items()} for table in TABLES}
+CASTS_OF["calls"] |= dict.fromkeys(("latency_s", "dollars"), as_amount)
 for _table, _column in (("calls", "error"), ("attempts", "error"), ("plans", "error"), ("notes", "text")):
-    _CASTS_OF[_table][_column] = as_text  # of several lines
+    CASTS_OF[_table][_column] = as_text  # of several lines
 
 
 def schema_of(connection: duckdb.DuckDBPyConnection) -> int:

@@ -121,24 +121,32 @@ def test_a_rebuild_from_nothing_gives_the_same_rows(store, catalog):
 
 # Values of the fields of an event that DuckDB and Python might read differently, or that do not fit a column.
 ODD = [
-    None, "", "a", "é", "a\\b", 'say "x"', "line\nbreak", "\x1b[31m", "\ud83d\ude00", "null", 0, 5, -7, 5.5, 1e300,
-    -1.5e-7, 2**62, 2**63, 2**80, 0.0012345678901234567, math.nan, math.inf, True, "7", "1e5", "nan", [1], {"a": None},
+    None, "", "a", "é", "a\\b", 'say "x"', "line\nbreak", "\x1b[31m", "\0", "\ud83d\ude00", "null", 0, 5, -7, 5.5,
+    1e300, -1.5e-7, 2**62, 2**63, 2**80, 0.0012345678901234567, math.nan, math.inf, True, "7", "1e5", "nan", [1],
+    {"a": None},
 ]  # fmt: skip
 
 
 def odd_lines():
-    """Lines of metrics and samples with each odd value in each place, and some that are no events."""
+    """Lines of metrics, samples and calls with each odd value in each place, and some that are no events."""
     common = {"execution": "e1", "stage": "toy", "time": 1_700_000_000_000_000}
     metric = {"kind": "metric", "fields": {"name": "loss", "step": 1, "value": 0.5, "source": "web"}} | common
     sample = {"kind": "sample", "fields": {"set": "train", "index": 3, "text": "é", "x": {"y": [0.1, None]}}} | common
+    call = {"kind": "call", "fields": {"endpoint": "judge", "attempt": 1, "cached": False, "dollars": 0.5}} | common
+    call["fields"] |= {"error": "e", "more": [0.1]}
     events = []
-    for event in (metric, sample):
+    for event in (metric, sample, call):
         fields = event["fields"]
         events += [event, event | {"time": 1}, event | {"time": -1}, event | {"fields": {}}, event | {"fields": None}]
         for name in fields:
             events.append(event | {"fields": {key: value for key, value in fields.items() if key != name}})
             events += [event | {"fields": fields | {name: value}} for value in ODD]
         events += [event | {name: value} for name in ("execution", "stage", "time", "id") for value in ODD]
+    numbers = (-0.0, -1, 2**53 + 1, 2**64)
+    for event in (metric, sample, call):
+        fields = event["fields"]
+        events += [event | {"fields": fields | {name: number}} for name in fields for number in numbers]
+        events += [event | {"fields": fields | {"of a later version": [number]}} for number in numbers]
     twice = [metric | {"id": "twice", "time": time} for time in (7, 8, 6)]
     lines = [json.dumps({"id": f"i{place}"} | event) for place, event in enumerate([*events, *twice])]
     deep = json.dumps(sample | {"id": "deep"}).replace("[0.1, null]", "[" * 70 + "]" * 70)
@@ -158,7 +166,7 @@ def test_bulk_ingestion_gives_the_rows_of_events_read_one_by_one(store, tmp_path
     assert not taken
     monkeypatch.setattr(catalogs, "LEAST", 1)
     Catalog(store).ingest()
-    assert len(taken[0]) > 50
+    assert len(taken[0]) > 150
     once = everything(Catalog(store))
     assert once == everything(Catalog(other))
     Catalog(store).rebuild()
@@ -517,7 +525,9 @@ def test_of_two_records_of_an_event_the_newer_stays_whichever_is_read_first(stor
     assert record("c", 3.0, time=6) == [3.0]
     assert record("c", 4.0, time=6) == [4.0]
     assert record("d", 5.0, time=9, execution="e2") == [4.0, 5.0]  # no event of another execution is replaced
+    before = everything(catalog)
     assert catalog.rebuild()["metrics"] == 2
+    assert everything(catalog) == before
 
 
 def test_a_reader_knows_what_is_not_in_the_catalog_yet(store, catalog):
