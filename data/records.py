@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from decimal import Decimal
-from typing import Any, Literal, get_args
+from typing import Any, Literal
+
+from nautile.data.tokens.losses import RowRejectReason
 
 RecordForm = Literal["web", "synth"]
-RowRejectReason = Literal["no_text", "invalid_utf8", "too_long", "not_json", "not_an_object", "wrong_type"]
-READ_REASONS: tuple[str, ...] = get_args(RowRejectReason)  # rows that cannot be read; filters have reasons of their own
 MAX_CHARACTERS = 4_000_000  # a longer record is rejected; tiktoken would also hold several copies of it in memory
 BATCH_ROWS = 512  # rows in a batch, at most
 BATCH_CHARACTERS = 8_000_000  # a batch ends early beyond this: bounds memory

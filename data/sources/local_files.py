@@ -38,10 +38,10 @@ from nautile.data.records import (
     RecordBatch,
     RecordForm,
     Rejected,
-    RowRejectReason,
     from_dict,
     to_batch,
 )
+from nautile.data.tokens.losses import RowRejectReason
 
 MAX_LINE = 32_000_000  # bytes; a longer line is rejected without being held in memory
 UNPACKED_BUFFER = 1 << 16  # bytes

@@ -5,7 +5,10 @@ The step ends with this line, and the artifact has it as the fact `lost`, which 
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
+from typing import Literal, get_args
 
+RowRejectReason = Literal["no_text", "invalid_utf8", "too_long", "not_json", "not_an_object", "wrong_type"]
+READ_REASONS: tuple[str, ...] = get_args(RowRejectReason)  # rows that cannot be read; filters have reasons of their own
 LOST = "lost"  # the name of the line among the facts of an artifact
 SHOWN_REASON = 160  # characters of the reason of the first file
 
@@ -16,9 +19,6 @@ def losses_line(files: Mapping[str, int], skipped: Mapping[str, str], rejected: 
     `files`: rows that were read of each file, by path; `skipped`: the reason of each file that was not read, by path;
     `rejected`: rows by reason, of each file that was read. Rows that a filter dropped were asked for and are not lost.
     """
-    # Here, since lists of runs read the name of the line alone, and the records take them five milliseconds.
-    from nautile.data.records import READ_REASONS
-
     parts = []
     if skipped:
         path, reason = next(iter(sorted(skipped.items())))
