@@ -11,6 +11,7 @@ import json
 import secrets
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -168,25 +169,32 @@ class ResponseBuilder(ABC):
         return {**head, "choices": list(choices), "usage": usage}
 
     def _decode_requests(self, max_tokens: int, score_prompt: bool, alternatives: int) -> list[DecodeRequest]:
-        """`n` engine requests per prompt. Sample j has seed (seed, j + 1), like question j + 1 of `nautile chat`."""
+        """`n` engine requests per prompt. Sample j has seed (seed, j + 1), like question j + 1 of `nautile chat`.
+
+        A prompt that is given again has further samples: with the seeds of the first it would only repeat them.
+        """
         request = self._request
         # Without a seed every request is different, as in OpenAI's API.
         seed = secrets.randbits(63) if request.seed is None else request.seed
-        return [
-            DecodeRequest(
-                prompt=tuple(prompt),
-                max_tokens=max_tokens,
-                seed=(seed, sample + 1),
-                temperature=1.0 if request.temperature is None else request.temperature,
-                top_k=request.top_k or 0,
-                top_p=1.0 if request.top_p is None else request.top_p,
-                thinking_budget=request.thinking_budget,
-                score_prompt=score_prompt,
-                alternatives=alternatives,
-            )
-            for prompt in self._prompts
-            for sample in range(request.n or 1)
-        ]
+        asked = Counter[tuple[int, ...]]()
+        requests = []
+        for prompt in map(tuple, self._prompts):
+            for _ in range(request.n or 1):
+                asked[prompt] += 1
+                requests.append(
+                    DecodeRequest(
+                        prompt=prompt,
+                        max_tokens=max_tokens,
+                        seed=(seed, asked[prompt]),
+                        temperature=1.0 if request.temperature is None else request.temperature,
+                        top_k=request.top_k or 0,
+                        top_p=1.0 if request.top_p is None else request.top_p,
+                        thinking_budget=request.thinking_budget,
+                        score_prompt=score_prompt,
+                        alternatives=alternatives,
+                    )
+                )
+        return requests
 
     def _token_text(self, token: int) -> str:
         """The text of a token, or `bytes:\\x..` if it is not UTF-8, so that different tokens have different texts."""
