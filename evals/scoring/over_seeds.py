@@ -59,6 +59,8 @@ def summary(values: Mapping[Any, float]) -> SeedSummary:
         raise ValueError("a summary over seeds needs at least one seed")
     values_S, count = np.array(list(values.values()), float), len(values)
     mean, deviation = float(values_S.mean()), float(values_S.std(ddof=1)) if count > 1 else None
+    if deviation is not None and _is_rounding(deviation, values_S):
+        deviation = 0.0
     if not deviation:
         return SeedSummary(mean, None, None, deviation, tuple(values))
     half = _t_quantile(1 - LEVEL / 2, count - 1) * deviation / count**0.5
@@ -135,8 +137,7 @@ def _tested(differences_S: np.ndarray, noise: float, tests: int, seeds: tuple[Ha
         return SeedLead(value, None, None, None, seeds, None, None, "seeds")
     deviation = float(differences_S.std(ddof=1))
     error = max(deviation / count**0.5, noise)
-    # Differences that are equal but for the rounding of floats have no spread.
-    if error <= 1e-12 * float(np.abs(differences_S).max(initial=0.0)):
+    if _is_rounding(error, differences_S):
         p = 2.0 ** (1 - count) if value else 1.0
         return SeedLead(value, None, None, p, seeds, 0.0, None, "seeds")
     from scipy.special import nctdtrinc, stdtr
@@ -147,6 +148,11 @@ def _tested(differences_S: np.ndarray, noise: float, tests: int, seeds: tuple[Ha
     critical = _t_quantile(1 - LEVEL / tests / 2, count - 1)
     detectable = float(nctdtrinc(count - 1, 1 - POWER, critical)) * error
     return SeedLead(value, value - half, value + half, p, seeds, deviation, detectable, "seeds")
+
+
+def _is_rounding(deviation: float, values_S: np.ndarray) -> bool:
+    """Whether the values are equal but for the rounding of floats: even the mean of three times 0.1 is not 0.1."""
+    return deviation <= 1e-12 * float(np.abs(values_S).max(initial=0.0))
 
 
 def _t_quantile(share: float, freedom: int) -> float:

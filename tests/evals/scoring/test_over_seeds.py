@@ -81,8 +81,10 @@ def test_a_summary_has_the_t_interval_of_the_mean():
     assert result.deviation == pytest.approx(np.std(values, ddof=1))
     single = summary({7: 0.5})
     assert (single.mean, single.low, single.high, single.deviation, single.seeds) == (0.5, None, None, None, (7,))
-    same = summary({1: 0.5, 2: 0.5})
-    assert (same.low, same.deviation) == (None, 0.0)  # no spread was seen: no interval of width zero
+    for value in (0.5, 0.1, 0.7, 0.0):  # the mean of three times 0.1 is not 0.1
+        for seeds in (2, 3, 6):
+            same = summary(named([value] * seeds))
+            assert (same.low, same.high, same.deviation) == (None, None, 0.0)  # no spread: no interval of width zero
     with pytest.raises(ValueError, match="at least one seed"):
         summary({})
 
