@@ -76,7 +76,8 @@ def token_weights(
 def balance(g_plus: Any, g_minus: Any, settings: Balance) -> tuple[Any, dict[str, Array]]:
     """Combine the gradients as g+ + f * g- (paper §4.3), f by the objective; also returns the metrics.
 
-    Metrics: the norms of g+ and g-, f, and the cosine between g+ and g- (NaN where one of them is zero).
+    Metrics: the norms of g+ and g-, f (NaN where g- is zero: a ratio to nothing, which multiplies nothing), and the
+    cosine between g+ and g- (NaN where one of them is zero).
     """
     positive, negative = norm(g_plus), norm(g_minus)
     factor = jnp.asarray(settings.objective.factor(positive, negative, settings), jnp.float32)
@@ -89,6 +90,6 @@ def balance(g_plus: Any, g_minus: Any, settings: Balance) -> tuple[Any, dict[str
     return combined, {
         "norm_positive": positive,
         "norm_negative": negative,
-        "balance_factor": factor,
+        "balance_factor": jnp.where(negative == 0, jnp.nan, factor),
         "gradient_cosine": cosine,
     }

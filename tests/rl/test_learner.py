@@ -135,6 +135,17 @@ def test_a_balance_over_groups_weighs_each_group_by_its_own_norms(model, params,
     assert learner.factors == pytest.approx(factors, rel=1e-4)
 
 
+@pytest.mark.slow
+def test_a_group_whose_negatives_were_all_cut_has_no_factor(model, params, groups):
+    """The mean of the metric, and the deciles of a run, are those of the groups that have one."""
+    cut = group([1.0, 1.0, 0.0], 6)
+    cut.rollouts[2].truncated = True
+    learner = learner_of(model, params, Balance(over="group"), mask_truncated=True)
+    metrics = learner.update([groups[0], cut])
+    assert len(learner.factors) == 1
+    assert metrics["balance_factor"] == pytest.approx(learner.factors[0]) == pytest.approx(1, abs=0.9)
+
+
 def part_of(model, params, rows):
     (batch,) = batches(rows, 4, LENGTH)
     return jax.tree.map(np.asarray, whole_rows(model)(params, batch)[1])

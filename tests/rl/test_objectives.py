@@ -182,6 +182,14 @@ def test_without_positive_completions_nothing_is_suppressed():
     assert flat(balanced_as(plus, nothing, Balance())[0]) == pytest.approx(flat(plus))
 
 
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_without_negative_completions_there_is_no_factor(name):
+    """With `mask_truncated` a group may have none: ||g+|| / 1e-8 would be its factor, and hide all others."""
+    plus, minus = trees()
+    nothing = {"a": minus["a"] * 0, "b": [minus["b"][0] * 0]}
+    assert np.isnan(balanced_as(plus, nothing, Balance(name))[1]["balance_factor"])
+
+
 @pytest.mark.parametrize("form", ["dr", "std"])
 @pytest.mark.parametrize(("right", "of"), [(1, 8), (2, 8), (4, 8), (7, 8), (1, 4)])
 def test_the_ratio_of_norms_follows_from_the_identity(form, right, of):
