@@ -86,13 +86,18 @@ def with_local_files(section: dict[str, Any], memory: Path | None = None) -> dic
 
     `memory`: a cache file of digests by size and time. Raises `ConfigError` for a path that matches no file.
     """
-    patterns = {path for name, part in section.items() for path in _local_paths(part, _part(name))}
+    patterns = local_files(section)
     if not patterns:
         return section
     return {
         **section,
         FILES: {p: {file.name: file.sha256 for file in content_digests([p], memory)} for p in sorted(patterns)},
     }
+
+
+def local_files(section: dict[str, Any]) -> set[str]:
+    """The paths and globs of local files that a step's section names."""
+    return {path for name, part in section.items() for path in _local_paths(part, _part(name))}
 
 
 def classified_fields() -> tuple[list[str], list[str]]:

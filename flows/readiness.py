@@ -1,4 +1,4 @@
-"""Checks before a run of what the operator must provide: API keys, reachable servers, accepted Hub terms, enough rows.
+"""Checks before a run of what the operator must provide: API keys, servers, files, accepted Hub terms, enough rows.
 
 Also configured prices that differ from the vendor's, because budgets are computed from them. `nautile plan --online`
 asks, without paying for anything, the Hub for the list of each dataset's pinned files and the head of the first, and
@@ -18,11 +18,13 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from nautile.common.errors import ConfigError, Retryable
+from nautile.common.input_files import matching_paths
 from nautile.common.processes import run_async
 from nautile.configs.distill import DistillConfig, EmbeddingConfig, PromptSetConfig
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.evaluation import EvaluateConfig, HeldOutConfig
 from nautile.configs.ingest import IngestPart
+from nautile.configs.keys import local_files
 from nautile.configs.operation import OperationConfig
 from nautile.configs.readers import is_on_hub
 from nautile.configs.training import ProblemsConfig, ProblemSource
@@ -46,14 +48,15 @@ _Address = tuple[str, str, str]  # configuration field, URL, the model to serve 
 
 
 def missing_settings(steps: Sequence[Step]) -> list[str]:
-    """A line for each key, server or setting that the steps need and that is missing.
+    """A line for each key, server, local file or setting that the steps need and that is missing.
 
     Opens connections to configured servers but sends no request, and does not access the Hub: `ask_online` does.
     """
     lines: list[str] = []
     addresses: list[_Address] = []
-    # One line per variable: several endpoints of a vendor share a key.
+    # One line per variable: several endpoints of a vendor share a key. And one per path, which several stages read.
     keys: dict[str, list[str]] = {}
+    files: dict[str, list[str]] = {}
     for name, endpoint in endpoints_of(steps).items():
         if endpoint.key_variable:
             keys.setdefault(endpoint.key_variable, []).append(f"endpoints.{name}")
@@ -63,6 +66,8 @@ def missing_settings(steps: Sequence[Step]) -> list[str]:
             addresses.append((f"endpoints.{name}.url", endpoint.url, endpoint.model))
     for step in steps:
         section = step.section
+        for path in sorted(local_files(section)):
+            files.setdefault(path, []).append(step.stage.name)
         if step.stage.name in ("index", "distill") and "index" in section:
             embedding = EmbeddingConfig.model_validate(section["index"].get("embedding", {}))
             if embedding.key_variable:
@@ -90,6 +95,12 @@ def missing_settings(steps: Sequence[Step]) -> list[str]:
                     lines += [
                         f"HF_TOKEN is not set: {name} is gated, accept its terms on the Hub first" for name in gated
                     ]
+    for path, readers in files.items():
+        try:
+            if not matching_paths(path):
+                lines.append(f"no file matches {path!r} here, a path of {', '.join(dict.fromkeys(readers))}")
+        except ConfigError as error:
+            lines.append(str(error))
     lines += [
         f"{variable} is not set in the environment: the key of {', '.join(dict.fromkeys(users))}"
         for variable, users in keys.items()

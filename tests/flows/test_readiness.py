@@ -86,6 +86,26 @@ def test_what_was_left_open_in_the_sections_is_named(nothing_answers):
     )
 
 
+def test_a_local_file_that_is_not_there_is_named_with_what_reads_it(tmp_path):
+    """`nautile plan` makes no keys, for which the files are read: it would say that nothing is missing."""
+    here = tmp_path / "here.jsonl"
+    here.write_text("{}\n")
+    source = {"name": "own", "reader": "jsonl", "form": "web", "path": f"{tmp_path}/*.parquet"}
+    mixture = {"phases": [{"name": "own", "tokens": 102_400, "mixture": {"own": 1.0}}]}
+    benchmarks = [{"name": "gsm8k", "path": str(tmp_path / "gone.jsonl")}, {"name": "piqa", "path": str(here)}]
+    plain = load("local").model_dump(mode="json")
+    plain |= {"distill": None, "index": None, "ingest": plain["ingest"] | {"sources": [source]}}
+    plain["pretrain"] |= mixture
+    plain["evaluate"] |= {"benchmarks": benchmarks}
+    plain["held_out"] = {"benchmarks": benchmarks[:1]}
+    plain["reason"]["problems"] = {"source": "jsonl", "path": "/no/such/file.jsonl", "count": 8}
+    assert missing_settings(pipeline_steps(RunConfig.model_validate(plain))) == [
+        f"no file matches '{tmp_path}/gone.jsonl' here, a path of held_out, evaluate",
+        f"no file matches '{tmp_path}/*.parquet' here, a path of ingest",
+        "no file matches '/no/such/file.jsonl' here, a path of reason",
+    ]
+
+
 def test_a_price_that_the_vendor_does_not_list_is_named():
     assert price_differences(pipeline_steps(CONFIG)) == [], "of one's own servers there is no list"
     endpoints = CONFIG.model_dump(mode="json")["endpoints"]
