@@ -1,10 +1,12 @@
 """The parts from outside in `examples/`, installed beside the wheel in a fresh environment as a stranger would."""
 
+import importlib
 import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +28,19 @@ LETTERS = [f"Dear reader,\n\nthis is letter {number}, of the {number}th of May, 
 @pytest.mark.parametrize("path", sorted((EXAMPLES / "nautile_examples").glob("[a-z]*.py")), ids=lambda path: path.stem)
 def test_an_example_is_one_short_file(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LINES
+
+
+def test_the_mailbox_of_the_readme_is_one_for_the_reader(tmp_path, monkeypatch):
+    """Its commands are copied as they are: the run reads a file that the repository does not have."""
+    (command,) = re.findall(r"^python -c .*$", (EXAMPLES / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    words, _, file = command.removeprefix("python").rpartition(" > ")
+    made = subprocess.run(f"{sys.executable} {words}", shell=True, capture_output=True, text=True, check=True).stdout
+    assert file == tomllib.loads((EXAMPLES / "run.toml").read_text(encoding="utf-8"))["ingest"]["sources"][0]["path"]
+    (tmp_path / file).write_text(made, encoding="utf-8")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    rows = list(importlib.import_module("nautile_examples.reader").rows(str(tmp_path / file)))
+    assert len(rows) == 60
+    assert all("about ships" in row["body"] for row in rows)
 
 
 @dataclass
