@@ -27,7 +27,7 @@ from nautile.data.sources.reasoning_gym import Statement
 from nautile.data.sources.slips import FactTable, Slips, fact_of
 from nautile.evals.benchmarks.stand_ins import HELD_OUT
 from nautile.evals.running.rows import SampleRow, read_rows
-from nautile.evals.scoring.over_seeds import SeedLead, SeedSummary, lead, summary
+from nautile.evals.scoring.over_seeds import SeedLead, SeedSummary, lead, summary_of_shares
 from nautile.store.artifacts import Store
 from nautile.store.catalog import Catalog
 
@@ -139,7 +139,9 @@ def _stage_table(stages: StageSeeds, problems: int) -> str:
         gain = _lead_text(_lead(stages[before], by_seed, problems, len(stages) - 1)) if before else ""
         span = f"{100 * min(accuracies.values()):.1f}, {100 * max(accuracies.values()):.1f}"
         means = [_mean(getattr(f, name) for f in by_seed.values()) for name in shares]
-        rows.append([stage, _summary_text(summary(accuracies)), span, gain, *means, _seconds(by_seed.values())])
+        rows.append(
+            [stage, _summary_text(summary_of_shares(accuracies)), span, gain, *means, _seconds(by_seed.values())]
+        )
         before = stage
     return _table(heads, rows)
 
@@ -150,7 +152,7 @@ def _arm_table(figures: Figures, ends: Mapping[str, str], problems: int) -> str:
     for arm, end in ends.items():
         by_seed = figures[arm][end]
         against_first = _lead(stages[ends[ladder_arm]], by_seed, problems, max(1, len(controls)))
-        solved = _summary_text(summary({seed: f.accuracy for seed, f in by_seed.items()}))
+        solved = _summary_text(summary_of_shares({seed: f.accuracy for seed, f in by_seed.items()}))
         lead_text = "" if arm == ladder_arm else _lead_text(against_first)
         rows.append([arm, str(len(by_seed)), solved, lead_text, _own_seconds(figures[arm], stages)])
     heads = ["arm", "seeds", "at the end", "against the first arm", "processor s beyond the pretraining of the first"]
@@ -177,8 +179,8 @@ def _lead_text(seed_lead: SeedLead) -> str:
 
 def _summary_text(of: SeedSummary) -> str:
     interval = ""
-    if of.low is not None and of.high is not None:  # of a share, whose limits Student's t does not know
-        interval = f" [{100 * max(0.0, of.low):.1f}, {100 * min(1.0, of.high):.1f}]"
+    if of.low is not None and of.high is not None:
+        interval = f" [{100 * of.low:.1f}, {100 * of.high:.1f}]"
     return f"{100 * of.mean:.1f}{interval}"
 
 

@@ -10,7 +10,7 @@ errs to the safe side: for the seeds' part it is at most Student's.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -67,6 +67,14 @@ def summary(values: Mapping[Any, float]) -> SeedSummary:
     return SeedSummary(mean, mean - half, mean + half, deviation, tuple(values))
 
 
+def summary_of_shares(values: Mapping[Any, float]) -> SeedSummary:
+    """`summary` of shares (0 to 1), whose limits Student's t does not know: its interval ends at them."""
+    found = summary(values)
+    if found.low is None or found.high is None:
+        return found
+    return replace(found, low=max(0.0, found.low), high=min(1.0, found.high))
+
+
 def lead(
     first: Mapping[Any, float], other: Mapping[Any, float], tests: int = 1, problems: int | None = None
 ) -> SeedLead:
@@ -74,8 +82,9 @@ def lead(
     one.
 
     `tests`: number of tests that are corrected for together. `problems`: the values are shares of so many problems,
-    whose noise is at least that of a difference that came from the fewest possible changed answers. None: no such
-    floor; then equal differences that are not 0 have no interval, and p is that of the sign test, 2^(1 - seeds).
+    whose noise is at least that of a difference that came from the fewest possible changed answers, and whose
+    differences are -1 to 1. None: no such floor and limits; then equal differences that are not 0 have no interval,
+    and p is that of the sign test, 2^(1 - seeds).
     """
     seeds = tuple(seed for seed in first if seed in other)
     if not seeds:
@@ -87,7 +96,10 @@ def lead(
         # at least |d| - d². One more changed answer than was seen, as in `paired`.
         least = float(np.mean(np.abs(differences_S) * (1 - np.abs(differences_S)))) + 1 / problems
         noise = (least / (problems * len(seeds))) ** 0.5
-    return _tested(differences_S, noise, tests, seeds)
+    found = _tested(differences_S, noise, tests, seeds)
+    if not problems or found.low is None or found.high is None:
+        return found
+    return replace(found, low=max(-1.0, found.low), high=min(1.0, found.high))
 
 
 def lead_of_votes(

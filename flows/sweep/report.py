@@ -24,7 +24,7 @@ from nautile.evals.benchmarks.registry import title_of
 from nautile.evals.running.rows import SampleRow, read_rows
 from nautile.evals.scoring.comparison import mean_weights
 from nautile.evals.scoring.intervals import LEVEL, OVER_PROBLEMS, holm, wilson_mean
-from nautile.evals.scoring.over_seeds import SeedLead, lead_of_votes, summary
+from nautile.evals.scoring.over_seeds import SeedLead, lead_of_votes, summary_of_shares
 from nautile.evals.scoring.scores import by_question, marked_title, vote
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import Catalog, CatalogRow
@@ -296,14 +296,14 @@ def _score(own: Mapping[int | None, Mapping[str, Votes]], weights: Mapping[str, 
     by_seed = {
         seed: sum(weight * fmean(own[seed][name].values()) for name, weight in weights.items()) for seed in seeds
     }
-    over_seeds = summary(by_seed)
+    over_seeds = summary_of_shares(by_seed)
     row |= {"accuracy": over_seeds.mean, "over": "seeds", "deviation": over_seeds.deviation}
     if len(seeds) == 1:
         groups = [list(own[seeds[0]][name].values()) for name in weights]
         low, high = wilson_mean(groups, shares)
         row |= {"low": low, "high": high, "over": "problems"}
-    elif over_seeds.low is not None and over_seeds.high is not None:
-        row |= {"low": max(0.0, over_seeds.low), "high": min(1.0, over_seeds.high)}
+    else:
+        row |= {"low": over_seeds.low, "high": over_seeds.high}
     return row
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from nautile.configs.keys import classified_fields
 from nautile.evals.scoring.intervals import holm
-from nautile.evals.scoring.over_seeds import lead, summary
+from nautile.evals.scoring.over_seeds import lead, summary_of_shares
 from nautile.evals.tables.ladder import Ladder
 from nautile.store.catalog import CatalogRow
 from nautile.store.views import SCORES
@@ -80,7 +80,7 @@ def spread(accuracies: Accuracies, label: str, benchmark: str) -> dict[str, Any]
     """Mean and spread over the seeds of a recipe: the fields of a `SeedSummary`; None unless there are two."""
     by_seed = accuracies.get(label, {}).get(benchmark, {})
     names = sorted(by_seed, key=lambda name: (len(name), name))  # as numbers
-    return {**asdict(summary(by_seed)), "seeds": names} if len(names) > 1 else None
+    return {**asdict(summary_of_shares(by_seed)), "seeds": names} if len(names) > 1 else None
 
 
 def ladder_over_seeds(accuracies: Accuracies, ladder: Ladder) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ def spread_in_words(name: str, spread: Mapping[str, Any]) -> str:
     """One sentence about the seeds of a recipe, from the fields of a `SeedSummary`."""
     interval = ""
     if spread["low"] is not None:
-        interval = f" [{max(0.0, 100 * spread['low']):.1f}, {min(100.0, 100 * spread['high']):.1f}]"
+        interval = f" [{100 * spread['low']:.1f}, {100 * spread['high']:.1f}]"
     return (
         f"{name}: {len(spread['seeds'])} seeds of this recipe in the store, mean {100 * spread['mean']:.1f} %"
         f"{interval} over seeds, standard deviation {100 * spread['deviation']:.1f} points"

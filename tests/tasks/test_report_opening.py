@@ -141,6 +141,14 @@ def test_other_seeds_of_the_recipe_stand_below_the_ladder(data):
     assert cells["pretrain"][1:] == ("3", "25.0 [12.6, 37.4]", "5.0", *(MISSING,) * 3)
     assert cells["reason"][4].startswith("+31.7 [") or cells["reason"][4].startswith("+31.8 [")
     assert ladder_over_seeds({}, data["ladder"]) == []
+    two = {
+        stage: {"held_out": {"0": 0.1, "1": high}}
+        for stage, high in (("evaluate:pretrain", 0.2), ("evaluate:align", 0.9))
+    }
+    (section, *_) = opening({**data, "ladder_over_seeds": ladder_over_seeds(two, data["ladder"])})
+    (table,) = [block for block in section.blocks if getattr(block, "title", "") == "After each stage, over seeds"]
+    assert [row[2] for row in table.rows] == ["15.0 [0.0, 78.5]", "50.0 [0.0, 100.0]"]
+    assert table.rows[1][4] == "+35.0 [-100.0, +100.0] over pretrain"
 
 
 def test_a_missing_stage_is_a_dash_and_no_mark_and_the_next_gain_names_its_base(rows):

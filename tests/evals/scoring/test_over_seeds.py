@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nautile.evals.scoring.intervals import LEVEL, holm, paired
-from nautile.evals.scoring.over_seeds import lead, lead_of_votes, summary
+from nautile.evals.scoring.over_seeds import lead, lead_of_votes, summary, summary_of_shares
 
 PROBLEMS = 1000
 
@@ -87,6 +87,16 @@ def test_a_summary_has_the_t_interval_of_the_mean():
             assert (same.low, same.high, same.deviation) == (None, None, 0.0)  # no spread: no interval of width zero
     with pytest.raises(ValueError, match="at least one seed"):
         summary({})
+
+
+def test_intervals_of_shares_end_at_the_limits_of_shares():
+    """Of two seeds Student's t is wide: 55 % would be [-8.5, 118.5]."""
+    wide, single = summary_of_shares({1: 0.5, 2: 0.6}), summary_of_shares({1: 0.5})
+    assert (wide.low, wide.high, wide.mean, single.low) == (0.0, 1.0, 0.55, None)
+    inside = summary_of_shares({1: 0.5, 2: 0.501})
+    assert inside == summary({1: 0.5, 2: 0.501})
+    gain = lead({1: 0.1, 2: 0.2}, {1: 0.4, 2: 0.7}, problems=100)
+    assert -1 < gain.low < 0 < gain.high == 1.0
 
 
 @pytest.mark.parametrize(("seeds", "tests"), [(3, 1), (5, 4), (12, 1), (12, 8)])

@@ -33,6 +33,7 @@ def test_a_recipe_is_the_configuration_without_seeds_names_and_what_no_key_conta
     assert accuracies[LABEL] == {"held_out": {"1": 0.5, "2": 0.6}}
     over_seeds = spread(accuracies, LABEL, "held_out")
     assert over_seeds["mean"] == pytest.approx(0.55)
+    assert (over_seeds["low"], over_seeds["high"]) == (0.0, 1.0)  # those of Student's t are -0.09 and 1.19
     assert spread_in_words("A", over_seeds) == (
         "A: 2 seeds of this recipe in the store, mean 55.0 % [0.0, 100.0] over seeds, standard deviation 7.1 points"
     )
