@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nautile.common.commands import shell_command
 from nautile.common.errors import ConfigError
+from nautile.common.files import read_json
 from nautile.common.text import did_you_mean
 from nautile.data.tokens.losses import LOST
 from nautile.flows.listings import listed_artifacts
@@ -454,12 +455,15 @@ def publish_snapshot(store: Store, config: "RunConfig", argument: str, step: int
     from nautile.tasks.pretrain import snapshot
 
     [pretrain] = prepare_run(config, Selection(only="pretrain"), store, argument).steps
-    folder = store.staging_files(pretrain.key).saved_steps
-    saved = sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
+    staging = store.staging_files(pretrain.key)
+    saved = sorted(int(path.name) for path in staging.saved_steps.glob("*") if path.name.isdigit())
     if not saved or step not in (None, *saved):
         available = f"it has {', '.join(map(str, saved))}" if saved else "it is finished, or has not saved any yet"
         raise ConfigError(f"the pretraining of {argument} has no saved step{f' {step}' if step else ''}: {available}")
     number = step or saved[-1]
     context = RunContext(f"snapshot-{uuid.uuid4().hex[:8]}", str(store.root), config=config.name)
-    outputs = run_stage(snapshot, {"of": pretrain.key, "step": number}, pretrain.inputs, context)
+    # A forced pretraining has the same key and begins anew: a snapshot of the one before is not its own.
+    execution = (read_json(staging.execution) or {}).get("execution")
+    section = {"of": pretrain.key, "execution": execution, "step": number}
+    outputs = run_stage(snapshot, section, pretrain.inputs, context)
     return store.get(outputs["checkpoint"])

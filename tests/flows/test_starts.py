@@ -157,17 +157,25 @@ def test_a_snapshot_is_of_a_saved_step_with_the_inputs_of_the_pretraining(toy, t
         (store.root / "staging" / step.key / "scratch" / "checkpoints" / "steps" / str(number)).mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"has no saved step 9: it has 8, 12"):
         publish_snapshot(store, toy, "my.toml", 9)
-    asked = []
+    asked, keys = [], []
 
     def run_stage(stage, section, inputs, context):
         asked.append((stage.name, section, inputs))
+        keys.append(stage.key(section, inputs))
         return {"checkpoint": store.list("checkpoint")[0].id}
 
     monkeypatch.setattr("nautile.tasks.engine.attempt.run_stage", run_stage)
     for number in (None, 8):
         publish_snapshot(store, toy, "my.toml", number)
     tokens = store.list("checkpoint")[0].manifest["inputs"]
-    assert asked == [("snapshot", {"of": step.key, "step": number}, tokens) for number in (12, 8)]
+    about = {"of": step.key, "execution": None}
+    assert asked == [("snapshot", {**about, "step": number}, tokens) for number in (12, 8)]
+    # The same step of a forced pretraining, which has the key and begins anew, is another artifact: it must not be the
+    # one that was published of the execution before.
+    for execution in ("first", "forced", "forced"):
+        store.staging_files(step.key).execution.write_text(json.dumps({"execution": execution}))
+        publish_snapshot(store, toy, "my.toml", 8)
+    assert keys[-3] != keys[-2] == keys[-1]
 
 
 def test_plans_that_differ_in_the_mesh_are_not_the_same_artifact(toy, store, monkeypatch):
