@@ -174,11 +174,11 @@ class ResponseBuilder(ABC):
         A prompt that is given again has further samples: with the seeds of the first it would only repeat them.
         """
         request = self._request
-        # Without a seed every request is different, as in OpenAI's API.
-        seed = secrets.randbits(63) if request.seed is None else request.seed
         asked = Counter[tuple[int, ...]]()
         requests = []
         for prompt in map(tuple, self._prompts):
+            # Without a seed every sample is different, as in OpenAI's API; with one, those of two prompts are alike.
+            seed = secrets.randbits(63) if request.seed is None else request.seed
             for _ in range(request.n or 1):
                 asked[prompt] += 1
                 requests.append(

@@ -15,6 +15,8 @@ def test_a_prompt_that_is_given_again_gets_further_samples(seed):
     choices = CompletionResponse(request, tokenizer_for(TOKENIZER), CONTEXT, "m").choices
     seeds = [choice.request.seed for choice in choices]
     assert [number for _, number in seeds] == [1, 2, 1, 2, 3, 4]
-    assert len({first for first, _ in seeds}) == 1
-    if seed is not None:
-        assert seeds[0] == (seed, 1)
+    firsts = [first for first, _ in seeds[::2]]
+    if seed is None:  # two prompts with one seed draw by the same random numbers: their samples are alike
+        assert len(set(firsts)) == 3
+    else:
+        assert firsts == [seed] * 3
