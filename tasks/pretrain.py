@@ -107,7 +107,8 @@ def rows_before(start: Path, sources: dict[str, Path]) -> dict[str, int]:
 def snapshot(job: Job) -> None:
     """Write the weights that a pretraining saved as a `checkpoint`.
 
-    `section["of"]` is the key of the pretraining, `section["step"]` the saved step. The inputs are the pretraining's.
+    `section["of"]` is the key of the pretraining, `["execution"]` its execution, and `["step"]` the saved step. The
+    inputs are the pretraining's.
     """
     # Imported here because every command imports the stages, and JAX takes seconds.
     from nautile.model.training.checkpoint import read_step
