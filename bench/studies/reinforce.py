@@ -60,7 +60,7 @@ from nautile.common.files import read_json, write_json
 from nautile.common.text import markdown_table
 from nautile.evals.benchmarks.stand_ins import HELD_OUT
 from nautile.evals.scoring.intervals import holm
-from nautile.evals.scoring.over_seeds import lead, summary
+from nautile.evals.scoring.over_seeds import lead, summary_of_shares
 from nautile.store.artifacts import Artifact, Store
 from nautile.store.catalog import Catalog
 
@@ -478,7 +478,7 @@ def _percent(share: float | None) -> str:
 def _over_seeds(values: Mapping[int, float]) -> str:
     if not values:
         return "–"
-    found = summary(values)
+    found = summary_of_shares(values)
     interval = "" if found.low is None or found.high is None else f" [{100 * found.low:.1f}, {100 * found.high:.1f}]"
     return f"{_percent(found.mean)}{interval}"
 
