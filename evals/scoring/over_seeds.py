@@ -11,7 +11,7 @@ errs to the safe side: for the seeds' part it is at most Student's.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -53,6 +53,9 @@ class SeedLead:
     over: Literal["seeds", "problems"]
 
 
+Interval = TypeVar("Interval", SeedSummary, SeedLead)
+
+
 def summary(values: Mapping[Any, float]) -> SeedSummary:
     """Mean, 95 % t interval and standard deviation of an arm's values by seed. Raises `ValueError` without a seed."""
     if not values:
@@ -69,10 +72,14 @@ def summary(values: Mapping[Any, float]) -> SeedSummary:
 
 def summary_of_shares(values: Mapping[Any, float]) -> SeedSummary:
     """`summary` of shares (0 to 1), whose limits Student's t does not know: its interval ends at them."""
-    found = summary(values)
+    return limited(summary(values), 0.0, 1.0)
+
+
+def limited(found: Interval, least: float, most: float) -> Interval:
+    """A summary or a lead whose interval ends at the limits of its values."""
     if found.low is None or found.high is None:
         return found
-    return replace(found, low=max(0.0, found.low), high=min(1.0, found.high))
+    return replace(found, low=max(least, found.low), high=min(most, found.high))
 
 
 def lead(
@@ -97,9 +104,7 @@ def lead(
         least = float(np.mean(np.abs(differences_S) * (1 - np.abs(differences_S)))) + 1 / problems
         noise = (least / (problems * len(seeds))) ** 0.5
     found = _tested(differences_S, noise, tests, seeds)
-    if not problems or found.low is None or found.high is None:
-        return found
-    return replace(found, low=max(-1.0, found.low), high=min(1.0, found.high))
+    return limited(found, -1.0, 1.0) if problems else found
 
 
 def lead_of_votes(

@@ -11,7 +11,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.text import counted, visible
 from nautile.configs.changes import Change, describe_changes, short_names
 from nautile.evals.benchmarks.registry import title_of
-from nautile.evals.scoring.over_seeds import lead, summary_of_shares
+from nautile.evals.scoring.over_seeds import lead, limited, summary_of_shares
 from nautile.flows.dashboard import cards, curves, queries, shared
 from nautile.flows.dashboard.curves import Line
 from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
@@ -224,12 +224,10 @@ def _group_cells(own: dict[str, float], first: dict[str, float]) -> list[str]:
     spread = f"{100 * over.deviation:.1f} points" if over.deviation is not None else "one seed"
     lead_text = ""
     if own is not first and own.keys() & first.keys():
-        test = lead(first, own)
+        test = limited(lead(first, own), -1.0, 1.0)
         lead_text = f"{100 * test.lead:+.1f}"
         if test.low is not None and test.high is not None:
-            lead_text += (
-                f" [{100 * max(-1.0, test.low):+.1f}, {100 * min(1.0, test.high):+.1f}], {len(test.seeds)} seeds"
-            )
+            lead_text += f" [{100 * test.low:+.1f}, {100 * test.high:+.1f}], {len(test.seeds)} seeds"
     return [f"{len(own)}", f"{100 * over.mean:.1f} %", interval, spread, lead_text]
 
 
