@@ -175,6 +175,8 @@ def test_a_receiver_that_never_answers_blocks_no_run(monkeypatch, caplog):
             notifier.send("finished", "toy finished")
         assert "not delivered within" in caplog.text
         answer.set()
+        notifier._thread.join()  # or its failure would be logged during a later test
+        assert len(webhook.messages) == 1
 
 
 def test_without_a_variable_nothing_is_sent_and_no_thread_is_started(webhook):
