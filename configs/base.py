@@ -64,6 +64,7 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 # Strict, because otherwise `true` would be read as 1 and 2.0 as 2. Below 2**31, which JAX and every vendor's API take.
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 SeedName = Literal["data", "weights", "sampling", "evaluation"]
+TRAINING_SEEDS = ("data", "weights", "sampling")  # of `[seeds]`
 TrainOn = Literal["replies", "all"]
 """Which targets of a source are trained on: those of the replies alone, or those of the prompts as well."""
 

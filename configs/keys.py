@@ -18,7 +18,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from nautile.common.files import content_digests
-from nautile.configs.base import NotInKey, Section
+from nautile.configs.base import TRAINING_SEEDS, NotInKey, Section, fingerprint
 from nautile.configs.changes import Change, differences
 from nautile.configs.endpoint import EndpointConfig
 from nautile.configs.evaluation import ModelUnderTest
@@ -68,6 +68,17 @@ def key_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The semantic fields of a whole configuration (JSON data), which some step's key has."""
     fields: dict[str, Any] = _semantic(settings, RunConfig, {})
     return fields
+
+
+def recipe(settings: dict[str, Any]) -> str:
+    """The digest of a whole configuration (JSON data) without the seeds of training: equal for the seeds of a recipe.
+
+    The seed of the evaluation counts: with another one, other problems are asked.
+    """
+    fields = key_settings(settings)
+    seeds = {name: seed for name, seed in (fields.pop("seeds", None) or {}).items() if name not in TRAINING_SEEDS}
+    fields.pop("seed", None)
+    return fingerprint(fields | {"seeds": seeds})
 
 
 def changed_settings(base: RunConfig, config: RunConfig) -> list[Change]:
@@ -134,7 +145,7 @@ def _part(name: str) -> Any:
 
 def _semantic(value: Any, annotation: Any, files: dict[str, Any]) -> Any:
     """`value`, JSON data of type `annotation`, without operational and unset fields; local paths become digests."""
-    if (model := _section_in(annotation)) is None or value is None:
+    if (model := _section_in(annotation)) is None or not isinstance(value, dict | list):
         return value
     if isinstance(value, list):
         return [_semantic(item, model, files) for item in value]

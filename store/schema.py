@@ -131,7 +131,7 @@ def checked_fields(kind: str, fields: Mapping[str, Any], time: datetime) -> dict
     return {name: value for name, value in checked.items() if value is not None}
 
 
-SCHEMA = 3  # a catalog with another number is built anew
+SCHEMA = 4  # a catalog with another number is built anew
 
 
 @dataclass(frozen=True)
@@ -278,6 +278,7 @@ PLANS = CatalogTable(
     state VARCHAR,  -- running, done, failed, cancelled, interrupted, suspended (it waits for an answer)
     steps JSON,  -- in order: label, stage, key, after (the labels whose outputs it reads)
     settings JSON,  -- the whole configuration
+    recipe VARCHAR,  -- digest of the settings without the seeds of training and what no key contains
     changes JSON,  -- what it changes in its base configuration: field, before, after
     resume VARCHAR,  -- the command that continues it; of a forced run with `{first unfinished step}` in place of a step
     started TIMESTAMP, ended TIMESTAMP, error VARCHAR, commit VARCHAR, host VARCHAR, time TIMESTAMP
@@ -348,6 +349,11 @@ def event_row(event: dict[str, Any]) -> dict[str, Any]:
         common |= {"execution": as_line(event["execution"]), "stage": as_line(stage) if stage else None}
     if kind in MODELS:
         fields = checked_fields(kind, fields, time)
+    if kind == "plan" and fields["settings"]:
+        # Here, where every other command has its result: its types are those of all sections of the configuration.
+        from nautile.configs import keys
+
+        fields["recipe"] = keys.recipe(fields["settings"])
     # Fields with a column of their own; a table with a column `fields` has all others there as JSON.
     own_columns = [name for name in table.columns if name not in common and name != "fields" and name in fields]
     casts = CASTS_OF[table.name]

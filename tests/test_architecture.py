@@ -28,10 +28,10 @@ PRIVATE_NAMES_OF_PREFECT = {
     ("flows/operate/deployments.py", "_cancelling_observer"),
 }
 # Modules that may be imported inside a function: the first two load an extra, the third Prefect, which reads its
-# settings at import, the last all graders, for which a list of runs should not wait.
+# settings at import, the last two all graders and all sections, for which a list of runs should not wait.
 LATE = {
     "nautile.model.exports.onnx.graph", "nautile.model.runtimes.onnx_runtime", "nautile.flows.operate.automations",
-    "nautile.evals.benchmarks.catalogue",
+    "nautile.evals.benchmarks.catalogue", "nautile.configs.keys",
 }  # fmt: skip
 # The modules that an extra is for. The core's are those of `nautile chat`, `params`, `export` and `import`.
 MODULES_OF_EXTRAS = {

@@ -1,7 +1,7 @@
 """The accuracies of a run's recipe under all seeds that the catalog knows, to stand beside a result of one seed.
 
-A recipe is the configuration as a run's plan records it, without the seeds of training, the name, and the fields that
-no key contains. Only the catalog is asked: the metrics that each evaluation wrote.
+A recipe is the configuration as a run's plan records it, without the seeds of training and the fields that no key
+contains (`configs.keys.recipe`). Only the catalog is asked: the metrics that each evaluation wrote.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from nautile.configs.keys import classified_fields
+from nautile.configs.base import TRAINING_SEEDS
 from nautile.evals.scoring.intervals import holm
 from nautile.evals.scoring.over_seeds import lead, summary_of_shares
 from nautile.evals.tables.ladder import Ladder
@@ -23,15 +23,15 @@ FIGURES = {
     ("lenient", "generate"): "accuracy_lenient",
     ("strict", "sampled"): "sampled",
 }
-TRAINING_SEEDS = ("data", "weights", "sampling")
 LIKELIHOOD = "likelihood"  # has one verdict
-# The accuracies of all runs with the recipe of one of some runs (`mine`), oldest first. (merge patch, runs, figure)
+# The accuracies of all runs with the recipe of one of some runs (`mine`), oldest first. (runs, figure)
 _OF_RECIPES = f"""
 WITH recipes AS MATERIALIZED (
-    SELECT run, started, settings->>'seed' AS seed, settings->>'seeds' AS parts, json_merge_patch(settings, ?) AS recipe
-    FROM runs WHERE settings IS NOT NULL),
+    SELECT run, started, recipe, settings FROM plans WHERE recipe IS NOT NULL
+    QUALIFY row_number() OVER (PARTITION BY run ORDER BY started DESC, time DESC) = 1),
 chosen AS MATERIALIZED (
-    SELECT mine.run AS mine, other.* EXCLUDE (recipe)
+    SELECT mine.run AS mine, other.run, other.started, other.settings->>'seed' AS seed,
+        other.settings->>'seeds' AS parts
     FROM recipes mine JOIN recipes other ON other.recipe = mine.recipe WHERE list_contains(?, mine.run))
 SELECT mine, s.label, s.benchmark, s.execution, chosen.seed, chosen.parts, s.value
 FROM chosen JOIN {SCORES.of("run IN (SELECT run FROM chosen)")} s USING (run)
@@ -43,16 +43,16 @@ def accuracies_by_seed(
     query: Callable[..., list[CatalogRow]], run: str | None, verdict: str = "strict", way: str = "generate"
 ) -> Accuracies:
     """The accuracies of the recipe of `run` by evaluation, benchmark and seed; empty if its plan is not recorded."""
-    return {} if run is None else accuracies_of_recipes(query, [run], verdict, way)[run]
+    return accuracies_of_recipes(query, [run], verdict, way)[run]
 
 
 def accuracies_of_recipes(
-    query: Callable[..., list[CatalogRow]], runs: Sequence[str], verdict: str = "strict", way: str = "generate"
-) -> dict[str, Accuracies]:
-    """Run -> `accuracies_by_seed`, by one query: it looks at the settings of all runs of the store."""
+    query: Callable[..., list[CatalogRow]], runs: Sequence[str | None], verdict: str = "strict", way: str = "generate"
+) -> dict[str | None, Accuracies]:
+    """Run -> `accuracies_by_seed`, by one query."""
     figure = FIGURES.get((verdict, way), LIKELIHOOD if way == LIKELIHOOD else verdict)
-    rows: dict[str, list[CatalogRow]] = {run: [] for run in runs}
-    for row in query(_OF_RECIPES, json.dumps(_without()), list(rows), figure):
+    rows: dict[str | None, list[CatalogRow]] = {run: [] for run in runs}
+    for row in query(_OF_RECIPES, [run for run in rows if run], figure):
         rows[row["mine"]].append(row)
     return {run: _by_seed(own) for run, own in rows.items()}
 
@@ -129,18 +129,3 @@ def spread_in_words(name: str, spread: Mapping[str, Any]) -> str:
         f"{name}: {len(spread['seeds'])} seeds of this recipe in the store, mean {100 * spread['mean']:.1f} %"
         f"{interval} over seeds, standard deviation {100 * spread['deviation']:.1f} points"
     )
-
-
-def _without() -> dict[str, Any]:
-    """A merge patch (RFC 7396) that removes from a configuration what is not part of the recipe."""
-    # The seed of the evaluation stays: with another one, other problems are asked.
-    patch: dict[str, Any] = {"seed": None, "seeds": dict.fromkeys(TRAINING_SEEDS)}
-    for field in classified_fields()[1]:
-        *path, last = field.split(".")
-        if "*" in path or last == "*":
-            continue  # a merge patch does not reach into lists
-        section = patch
-        for part in path:
-            section = section.setdefault(part, {})
-        section[last] = None
-    return patch

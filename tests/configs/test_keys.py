@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nautile.common.errors import ConfigError
-from nautile.configs.keys import FILES, classified_fields, key_fields, table, with_local_files
+from nautile.configs.keys import FILES, classified_fields, key_fields, recipe, table, with_local_files
 from nautile.configs.load import load
 
 HERE = Path(__file__).parent
@@ -100,3 +100,9 @@ def test_a_path_at_the_hub_is_no_file_and_a_missing_file_is_refused(tmp_path):
     assert with_local_files(hub) == hub
     with pytest.raises(ConfigError, match=r"gone\.jsonl"):
         with_local_files(source(tmp_path / "gone.jsonl"))
+
+
+def test_a_recipe_is_digested_whatever_an_older_version_recorded():
+    damaged = {"seed": 1, "reason": "was a name", "ingest": {"sources": "was a path"}, "gone": [1]}
+    assert recipe(damaged) == recipe({**damaged, "seed": 2, "gone": []})
+    assert recipe(damaged) != recipe({**damaged, "reason": "another"})
