@@ -35,6 +35,7 @@ from nautile.store.views import run_seconds
 from nautile.tasks.engine.progress import read_retry_note
 
 Query = Callable[..., list[CatalogRow]]  # (SQL, parameters...) -> rows
+EVALUATE = "evaluate:"  # in front of a label of the evaluation after a step
 FINISHED = ("done", "reused")
 LIVE = ("running", "waiting")
 POINTS = 150  # per curve, one per three pixels: the browser draws all of them, and a page has up to 26 charts

@@ -33,7 +33,7 @@ from nautile.evals.benchmarks.registry import BENCHMARKS, composites, parts_of, 
 from nautile.evals.benchmarks.stand_ins import HELD_OUT
 from nautile.evals.benchmarks.stand_ins import held_out as stand_in_items
 from nautile.evals.running.answerers import Answerer, CheckpointAnswerer, EndpointAnswerer
-from nautile.evals.running.rows import SampleRow, read_rows, sample_readings
+from nautile.evals.running.rows import WAYS, SampleRow, read_rows, sample_readings
 from nautile.evals.running.runner import CheckpointScorer, score_options, with_options, with_samples
 from nautile.evals.running.runner import evaluate as ask
 from nautile.evals.scoring.scores import Scores, summarise
@@ -46,7 +46,7 @@ from nautile.tasks.engine.stage import Calls, budget_limit, stage
 from nautile.tasks.rehearsal import TOKENS, few_problems
 from nautile.tasks.reporting.render import write_table
 
-ROWS, LIKELIHOOD_ROWS, SAMPLED_ROWS = "rows.jsonl", "likelihood.jsonl", "sampled.jsonl"
+ROWS, LIKELIHOOD_ROWS, SAMPLED_ROWS = WAYS.values()
 REHEARSED_ITEMS, REHEARSED_BATCH = 2, 8  # items of each benchmark
 SHOWN_BAD_ROWS = 20  # in the manifest; the log has all of them
 

@@ -26,7 +26,7 @@ from nautile.evals.benchmarks.items import (
     multiple_choice,
 )
 from nautile.evals.benchmarks.schemas import BenchmarkRecord, Question
-from nautile.evals.benchmarks.titles import TITLES
+from nautile.evals.benchmarks.titles import PARTS, TITLES
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +48,8 @@ class Benchmark:
     - `similar`: its questions share a template, so a text is screened for whole questions.
     - `stand_in`: what it is made of, if it stands in for another; `like`: for which.
     - `listed`: whether `[evaluate] benchmarks` and `[held_out] benchmarks` may name it.
-    - Of no plug-in: `train`, the split of problems to reinforce on (`rl.problems`); `paper` and `open_point`, the row
-      of the paper's Table 2, and what the paper does not specify.
+    - Of no plug-in: `train`, the split of problems to reinforce on (`rl.problems`); `open_point`, what the paper does
+      not specify.
     - `version`: of its questions, its prompt and its own grader (`evals.benchmarks.versions`).
     """
 
@@ -76,7 +76,6 @@ class Benchmark:
     like: str = ""
     listed: bool = True
     train: str = ""
-    paper: tuple[float, ...] = ()
     open_point: str = ""
     version: int | None = None
 
@@ -120,52 +119,47 @@ PINNED: dict[str, str] = {
 
 SEEDED_ORDER = "options in a seeded order; the paper does not give its prompt"
 
-# Each entry: where the records are and how many; how they are graded, guessed, parsed and asked; the figures of the
-# paper's five models (`evals.tables.paper_figures`), and what it leaves open.
+# Each entry: where the records are and how many; how they are graded, guessed, parsed and asked; what the paper leaves
+# open. Its figures are in `evals.tables.paper_figures`.
 PAPER: tuple[Benchmark, ...] = (
     Benchmark("openbookqa", TITLES["openbookqa"], "allenai/openbookqa", "main", "test", 500,
               "choice", 1 / 4, partial(schemas.labelled, question="question_stem"), train="train",
-              paper=(49.3, 34.4, 31.6, 26.4, 24.2), open_point=SEEDED_ORDER),
+              open_point=SEEDED_ORDER),
     Benchmark("arc_easy", TITLES["arc_easy"], "allenai/ai2_arc", "ARC-Easy", "test", 2376,
               "choice", 1 / 4, partial(schemas.labelled, question="question"), train="train",
               open_point=SEEDED_ORDER),
     Benchmark("arc_challenge", TITLES["arc_challenge"], "allenai/ai2_arc", "ARC-Challenge", "test", 1172,
               "choice", 1 / 4, partial(schemas.labelled, question="question"), train="train",
               open_point=SEEDED_ORDER),
-    Benchmark("arc", TITLES["arc"], parts=("arc_easy", "arc_challenge"),
-              paper=(57.0, 50.1, 30.0, 32.8, 43.7),
+    Benchmark("arc", TITLES["arc"], parts=PARTS["arc"],
               open_point="one figure in the paper; here the mean of Easy and Challenge"),
     Benchmark("commonsense_qa", TITLES["commonsense_qa"], "tau/commonsense_qa", "default", "validation", 1221,
               "choice", 1 / 5, partial(schemas.labelled, question="question"), train="train",
-              paper=(46.8, 46.5, 36.2, 44.3, 18.4), open_point=SEEDED_ORDER),
+              open_point=SEEDED_ORDER),
     Benchmark("gsm8k", TITLES["gsm8k"], "openai/gsm8k", "main", "test", 1319,
-              "number", 0.0, schemas.gsm8k, NUMBER_PROMPT, train="train",
-              paper=(33.4, 28.3, 31.5, 33.0, 7.4)),
+              "number", 0.0, schemas.gsm8k, NUMBER_PROMPT, train="train"),
     Benchmark("piqa", TITLES["piqa"], "ybisk/piqa", "default", "validation", 1838,
               "choice", 1 / 2, schemas.piqa,
-              paper=(61.5, 61.3, 50.8, 49.5, 48.2), open_point=SEEDED_ORDER),
+              open_point=SEEDED_ORDER),
     Benchmark("ifeval", TITLES["ifeval"], "google/IFEval", "default", "train", 541,
               "instructions", 0.0, schemas.ifeval,
-              paper=(36.9, 31.6, 55.4, 62.4, 41.0),
               open_point="prompt-level strict accuracy; the paper does not say which of IFEval's four"),
     Benchmark("trivia_qa", TITLES["trivia_qa"], "mandarjoshi/trivia_qa", "rc.nocontext", "validation", 17_944,
               "exact", 0.0, schemas.trivia_qa, ALIAS_PROMPT,
-              paper=(23.8, 27.8, 25.2, 22.9, 28.0),
               open_point="closed book, exact match with any alias, rc.nocontext validation; the paper does not name "
                          "the split"),
     Benchmark("math_500", TITLES["math_500"], "HuggingFaceH4/MATH-500", "default", "test", 500,
               "math", 0.0, schemas.math_500, MATH_PROMPT,
-              paper=(2.4, 18.8, 5.6, 12.2, 0.0),
               open_point="equivalence by value, with SymPy; the paper does not name its checker"),
     Benchmark("mmlu_pro", TITLES["mmlu_pro"], "TIGER-Lab/MMLU-Pro", "default", "test", 12_032,
               "choice", 1 / 10, schemas.mmlu_pro,
-              paper=(14.9, 14.3, 11.2, 18.6, 10.3), open_point=SEEDED_ORDER),
+              open_point=SEEDED_ORDER),
     Benchmark("mmlu", TITLES["mmlu"], "cais/mmlu", "all", "test", 14_042,
               "choice", 1 / 4, schemas.mmlu,
-              paper=(39.2, 33.7, 35.0, 39.1, 35.8), open_point=SEEDED_ORDER),
+              open_point=SEEDED_ORDER),
     Benchmark("gpqa_diamond", TITLES["gpqa_diamond"], "Idavidrein/gpqa", "gpqa_diamond", "train", 198,
               "choice", 1 / 4, schemas.gpqa, gated=True, csv_texts=schemas.GPQA_COLUMNS,
-              paper=(27.3, 10.1, 26.3, 24.8, 23.2), open_point="options in a seeded order"),
+              open_point="options in a seeded order"),
 )  # fmt: skip
 """The benchmarks of the paper, in the order of its Table 2."""
 PAPER = tuple(replace(entry, commit=PINNED.get(entry.hub, "")) for entry in PAPER)

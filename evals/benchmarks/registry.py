@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nautile.configs.plugins import Registry
-from nautile.evals.benchmarks.titles import TITLES
+from nautile.evals.benchmarks.titles import PARTS, TITLES
 
 if TYPE_CHECKING:
     from nautile.evals.benchmarks.catalogue import Benchmark
@@ -31,13 +31,15 @@ BENCHMARKS = _Benchmarks(
 
 def parts_of(name: str) -> tuple[str, ...]:
     """The benchmarks that a name stands for: the parts of a composite, else itself."""
+    if name in TITLES:
+        return PARTS.get(name, (name,))
     entry = BENCHMARKS.get(name)
     return entry.parts if entry and entry.parts else (name,)
 
 
 def composites() -> dict[str, tuple[str, ...]]:
     """Each composite with its parts."""
-    return {name: entry.parts for name, entry in BENCHMARKS.items() if entry.parts}
+    return {name: parts for name in BENCHMARKS if (parts := parts_of(name)) != (name,)}
 
 
 def is_generated(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Names and titles of the benchmarks of the project: of the paper, then the stand-ins; no import of what asks them."""
+"""Names, titles and parts of the benchmarks: of the paper, then the stand-ins; no import of what asks them."""
 
 TITLES = {
     "openbookqa": "OpenBookQA",
@@ -21,6 +21,9 @@ TITLES = {
     "instructions": "Instructions",
 }
 """Name -> title in tables. The entries are in `catalogue` and `stand_ins`."""
+
+PARTS = {"arc": ("arc_easy", "arc_challenge")}
+"""Composites: name -> the benchmarks whose mean they score. A plug-in's are in its entries."""
 
 # The table of the stages shows the first of these that any stage was evaluated on; none is a plug-in's.
 TABLE_1 = ("gsm8k", "held_out", "gsm_symbolic")

@@ -14,6 +14,8 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import append_durably
 
 SampleRow = dict[str, Any]
+# Answering mode -> file of an evaluation. "sampled": several answers to a question, which share its vote.
+WAYS = {"generate": "rows.jsonl", "likelihood": "likelihood.jsonl", "sampled": "sampled.jsonl"}
 
 
 class RowFile:

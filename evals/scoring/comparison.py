@@ -141,7 +141,7 @@ def mean_weights(measured: Collection[str]) -> dict[str, dict[str, float]]:
         if all(part in measured for part in parts)
     }
     # The average of the paper has one share for each row of its table, which a composite divides among its parts.
-    rows = {name: parts_of(name) for name in paper.table_2()}
+    rows = {name: parts_of(name) for name in paper.TABLE_2}
     if all(part in measured for parts in rows.values() for part in parts):
         means["average"] = {part: 1 / (len(rows) * len(parts)) for parts in rows.values() for part in parts}
     return means

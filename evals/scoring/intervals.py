@@ -6,8 +6,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
-
 LEVEL = 0.05  # of significance, after Holm's correction where there are several tests
 OVER_PROBLEMS = "over problems; says nothing about another seed"  # what an interval of one run generalises to
 Name = TypeVar("Name", bound=Hashable)
@@ -112,6 +110,9 @@ def paired_bootstrap(
     """
     if not groups or not all(len(a) and len(a) == len(b) for a, b in groups):
         raise ValueError("a paired test needs the same questions on both sides of every benchmark")
+    # Imported here: a comparison of single benchmarks needs none of it, and starts in two thirds of the time.
+    import numpy as np
+
     rng = np.random.default_rng(seed)
     lead, leads = 0.0, np.zeros(draws)
     for (a, b), weight in zip(groups, weights, strict=True):

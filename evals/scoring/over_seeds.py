@@ -11,11 +11,13 @@ errs to the safe side: for the seeds' part it is at most Student's.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
-
-import numpy as np
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from nautile.evals.scoring.intervals import LEVEL, paired, paired_bootstrap
+
+if TYPE_CHECKING:
+    import numpy as np
 
 POWER = 0.8  # chance of finding an effect of the size `SeedLead.detectable`
 
@@ -60,8 +62,8 @@ def summary(values: Mapping[Any, float]) -> SeedSummary:
     """Mean, 95 % t interval and standard deviation of an arm's values by seed. Raises `ValueError` without a seed."""
     if not values:
         raise ValueError("a summary over seeds needs at least one seed")
-    values_S, count = np.array(list(values.values()), float), len(values)
-    mean, deviation = float(values_S.mean()), float(values_S.std(ddof=1)) if count > 1 else None
+    values_S, count = list(values.values()), len(values)
+    mean, deviation = fmean(values_S), stdev(values_S) if count > 1 else None
     if deviation is not None and _is_rounding(deviation, values_S):
         deviation = 0.0
     if not deviation:
@@ -96,20 +98,20 @@ def lead(
     seeds = tuple(seed for seed in first if seed in other)
     if not seeds:
         raise ValueError("a lead over seeds needs a seed that both arms have")
-    differences_S = np.array([other[seed] - first[seed] for seed in seeds], float)
+    differences_S = [other[seed] - first[seed] for seed in seeds]
     noise = 0.0
     if problems:
         # A seed's difference d needs at least |d| n changed answers, each +1 or -1, so that the variance by problem is
         # at least |d| - d². One more changed answer than was seen, as in `paired`.
-        least = float(np.mean(np.abs(differences_S) * (1 - np.abs(differences_S)))) + 1 / problems
+        least = fmean(abs(each) * (1 - abs(each)) for each in differences_S) + 1 / problems
         noise = (least / (problems * len(seeds))) ** 0.5
     found = _tested(differences_S, noise, tests, seeds)
     return limited(found, -1.0, 1.0) if problems else found
 
 
 def lead_of_votes(
-    first: Sequence[np.ndarray],
-    other: Sequence[np.ndarray],
+    first: "Sequence[np.ndarray]",
+    other: "Sequence[np.ndarray]",
     weights: Sequence[float] = (1.0,),
     tests: int = 1,
     seeds: Sequence[Hashable] | None = None,
@@ -121,6 +123,9 @@ def lead_of_votes(
     difference over questions. With one seed it is over problems: `paired`, for a mean of benchmarks `paired_bootstrap`.
     Raises `ValueError` if no seed has a common question of each benchmark.
     """
+    # Imported here, as scipy below: both are heavy, and most commands need no test, or none of several seeds.
+    import numpy as np
+
     differences = [after_SN - before_SN for before_SN, after_SN in zip(first, other, strict=True)]
     kept_S = np.all([np.isfinite(part_SN).any(axis=1) for part_SN in differences], axis=0)
     names = tuple(name for name, kept in zip(seeds or range(len(kept_S)), kept_S, strict=True) if kept)
@@ -144,15 +149,15 @@ def lead_of_votes(
         spread = float(means_N.var(ddof=1)) * count if count > 1 else 0.0
         # One more disagreement than was observed: no difference in twenty questions is not certainty.
         variance += weight**2 * (spread + 1) / count**2
-    return _tested(np.asarray(by_seed_S), variance**0.5, tests, names)
+    return _tested(np.asarray(by_seed_S).tolist(), variance**0.5, tests, names)
 
 
-def _tested(differences_S: np.ndarray, noise: float, tests: int, seeds: tuple[Hashable, ...]) -> SeedLead:
+def _tested(differences_S: Sequence[float], noise: float, tests: int, seeds: tuple[Hashable, ...]) -> SeedLead:
     """Student's t test of the mean of `differences_S`; its standard error is at least `noise`."""
-    value, count = float(differences_S.mean()), len(differences_S)
+    value, count = fmean(differences_S), len(differences_S)
     if count == 1:
         return SeedLead(value, None, None, None, seeds, None, None, "seeds")
-    deviation = float(differences_S.std(ddof=1))
+    deviation = stdev(differences_S)
     error = max(deviation / count**0.5, noise)
     if _is_rounding(error, differences_S):
         p = 2.0 ** (1 - count) if value else 1.0
@@ -167,13 +172,12 @@ def _tested(differences_S: np.ndarray, noise: float, tests: int, seeds: tuple[Ha
     return SeedLead(value, value - half, value + half, p, seeds, deviation, detectable, "seeds")
 
 
-def _is_rounding(deviation: float, values_S: np.ndarray) -> bool:
+def _is_rounding(deviation: float, values_S: Sequence[float]) -> bool:
     """Whether the values are equal but for the rounding of floats: even the mean of three times 0.1 is not 0.1."""
-    return deviation <= 1e-12 * float(np.abs(values_S).max(initial=0.0))
+    return deviation <= 1e-12 * max(map(abs, values_S))
 
 
 def _t_quantile(share: float, freedom: int) -> float:
-    # Imported here: scipy is heavy, and a plan or a status needs none of it.
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, share))

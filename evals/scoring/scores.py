@@ -79,7 +79,7 @@ def score(name: str, rows: Sequence[SampleRow], bad_rows: int = 0) -> Scores:
     if accuracy_rows is not None and share["n"] != len(asked_rows):
         by_rows = f"{100 * accuracy_rows:.1f} by rows"
         repeats = [f"{share['n']:,} questions in {len(asked_rows):,} rows, one vote a question; {by_rows}"]
-    paper_row = paper.table_2().get(name)
+    paper_row = paper.TABLE_2.get(name)
     return {
         "title": title_of(name),
         "stand_in": stand_in_note(name),
@@ -110,7 +110,7 @@ def composite(name: str, parts: Mapping[str, Sequence[SampleRow]]) -> Scores | N
     strict, lenient = ([_votes(rows, verdict) for rows in parts.values()] for verdict in ("strict", "lenient"))
     if not strict or not all(strict):
         return None
-    paper_row = paper.table_2().get(name)
+    paper_row = paper.TABLE_2.get(name)
     return {
         "title": title_of(name),
         "parts": list(parts),
@@ -322,13 +322,13 @@ def _agreement(rows: Sequence[SampleRow]) -> dict[str, int] | None:
 def _average(scores: Scores, rows: Mapping[str, Sequence[SampleRow]]) -> Scores | None:
     """The paper's average over the rows of Table 2; None if one of them was not measured."""
     values, groups = [], []
-    for name in paper.table_2():
+    for name in paper.TABLE_2:
         entry = scores["composites"].get(name) or scores["benchmarks"].get(name)
         if not entry or entry["accuracy"] is None:
             return None
         values.append(entry["accuracy"])
         groups.append([_votes(rows[part]) for part in parts_of(name)])
-    asked = {part: rows[part] for name in paper.table_2() for part in parts_of(name)}
+    asked = {part: rows[part] for name in paper.TABLE_2 for part in parts_of(name)}
     # Each row of the table has the same weight, however many parts it has.
     weights = [1 / (len(groups) * len(group)) for group in groups for _ in group]
     low, high = wilson_mean([part for group in groups for part in group], weights)

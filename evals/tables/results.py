@@ -42,7 +42,7 @@ def table_2(models: Mapping[str, Scores]) -> ResultTable:
     unmeasured = [MISSING] * len(headings)
     rows: list[tuple[str, ...]] = [("Training tokens", *unmeasured, *paper.TRAINING_TOKENS.values(), "")]
     data: list[dict[str, Any]] = []
-    papers = {**paper.table_2(), "average": paper.TABLE_2_AVERAGE}
+    papers = {**paper.TABLE_2, "average": paper.TABLE_2_AVERAGE}
     measured_names = [name for scores in models.values() for name in (*scores["benchmarks"], *scores["composites"])]
     parts = {part for name in papers for part in parts_of(name)}
     for name in dict.fromkeys((*papers, *(name for name in measured_names if name not in parts))):

@@ -22,8 +22,8 @@ from nautile.evals.benchmarks.stand_ins import HELD_OUT
 from nautile.evals.scoring.scores import k_of
 from nautile.flows.dag import Step
 from nautile.flows.forecast import forecast_calls, forecast_lines
+from nautile.flows.run_state import EVALUATE
 from nautile.flows.selection import PreparedRun, Selection, is_in_store, prepare_run
-from nautile.flows.sweep.report import EVALUATE
 from nautile.store.artifacts import Store
 from nautile.store.manifest import now
 

@@ -17,19 +17,17 @@ from nautile.common.files import read_json
 from nautile.common.metrics import metric
 from nautile.common.text import did_you_mean, dollars, duration
 from nautile.configs.changes import differences
-from nautile.evals.running.rows import SampleRow, read_rows
+from nautile.evals.running.rows import WAYS, SampleRow, read_rows
 from nautile.evals.scoring.comparison import FORM, compare, whose_gain
 from nautile.evals.scoring.intervals import OVER_PROBLEMS
 from nautile.evals.scoring.scores import k_of
-from nautile.flows.run_state import NAMES_OF_RUNS, PLAN, STEPS, Query, output_of, reading, run_named
-from nautile.flows.sweep.report import EVALUATE, WAYS
+from nautile.flows.run_state import EVALUATE, NAMES_OF_RUNS, PLAN, STEPS, Query, output_of, reading, run_named
 from nautile.store.artifacts import Store, short_id
 from nautile.store.catalog import CatalogRow
 from nautile.store.named import named_or_newest
 from nautile.store.views import SPENT
 from nautile.tasks.reporting.other_seeds import (
     Accuracies,
-    accuracies_by_seed,
     accuracies_of_recipes,
     recipe_lines,
     recipe_seeds,
@@ -106,7 +104,7 @@ def compare_named(store: Store, a: str, b: str, verdict: str = "strict", way: st
     with reading(store) as query:
         if runs := runs_named(store, a, b):
             return compare_runs(store, query, *runs, verdict, way)
-    return compare_evaluations(store, a, b, verdict, way)
+        return compare_evaluations(store, a, b, verdict, way)
 
 
 def compare_evaluations(store: Store, a: str, b: str, verdict: str, way: str) -> dict[str, Any]:
@@ -134,14 +132,13 @@ def _recipe_seeds(
     """The spread over the seeds of both recipes by benchmark; empty for a folder outside the store."""
     if Path(a).is_dir() or Path(b).is_dir():
         return {}
-    spreads: dict[str, dict[str, Any]] = {name: {} for name in measured}
+    manifests = {side: store.get(name).manifest for side, name in zip(SIDES, (a, b), strict=True)}
     with reading(store) as query:
-        for side, name in zip(SIDES, (a, b), strict=True):
-            manifest = store.get(name).manifest
-            accuracies = accuracies_by_seed(query, manifest["run"], verdict, way)
-            for benchmark in measured:
-                spreads[benchmark][side] = spread(accuracies, manifest["label"], benchmark)
-    return spreads
+        by_run = accuracies_of_recipes(query, [own["run"] for own in manifests.values()], verdict, way)
+    return {
+        benchmark: {side: spread(by_run[own["run"]], own["label"], benchmark) for side, own in manifests.items()}
+        for benchmark in measured
+    }
 
 
 def _environment_warnings(store: Store, a: str, b: str) -> list[str]:

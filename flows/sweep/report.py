@@ -21,7 +21,7 @@ from nautile.common.errors import ConfigError
 from nautile.common.files import read_json
 from nautile.common.text import dollars, duration
 from nautile.evals.benchmarks.registry import title_of
-from nautile.evals.running.rows import SampleRow, read_rows
+from nautile.evals.running.rows import WAYS, SampleRow, read_rows
 from nautile.evals.scoring.comparison import mean_weights
 from nautile.evals.scoring.intervals import LEVEL, OVER_PROBLEMS, holm, wilson_mean
 from nautile.evals.scoring.over_seeds import SeedLead, lead_of_votes, summary_of_shares
@@ -34,9 +34,6 @@ from nautile.tasks.reporting.other_seeds import Accuracies, accuracies_by_seed, 
 Query = Callable[..., list[CatalogRow]]  # SQL and its parameters -> rows
 Record = dict[str, Any]
 Votes = dict[tuple[str, str], float]  # id and digest of a question -> vote
-# Answering mode -> file of an evaluation. "sampled": several answers to a question, which share its vote.
-EVALUATE = "evaluate:"  # in front of a label of the evaluation after a step
-WAYS = {"generate": "rows.jsonl", "likelihood": "likelihood.jsonl", "sampled": "sampled.jsonl"}
 
 _RUN = "SELECT run FROM runs WHERE config = ? ORDER BY newest DESC LIMIT 1"
 

@@ -73,9 +73,10 @@ def test_reading_commands_import_no_stage_no_grader_and_no_arrays(made, tmp_path
     store, artifacts = made
     newest = next(iter(artifacts["reason"].values()))
     commands = (["runs"], ["status"], ["artifacts"], ["lineage", newest], ["sql", "FROM runs"])
+    commands += (["compare", "align", "reason"],)
     loaded = loaded_by(store.root, tmp_path, *commands)
     assert "nautile.store.artifacts" in loaded
-    assert not (HEAVY | {"attr"}) & loaded
+    assert not (found := (HEAVY | {"attr"}) & loaded), found
     # By arithmetic alone: the model itself is of JAX, which takes a second.
     assert not (HEAVY - {"nautile.configs.schema"}) & loaded_by(store.root, tmp_path, ["show", newest], ["params"])
     # Its tests are of numpy and over the benchmarks of the catalogue; it asks no questions.
