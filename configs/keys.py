@@ -75,10 +75,10 @@ def recipe(settings: dict[str, Any]) -> str:
 
     The seed of the evaluation counts: with another one, other problems are asked.
     """
-    fields = key_settings(settings)
-    seeds = {name: seed for name, seed in (fields.pop("seeds", None) or {}).items() if name not in TRAINING_SEEDS}
-    fields.pop("seed", None)
-    return fingerprint(fields | {"seeds": seeds})
+    fields = key_settings(settings) | {"seed": None}
+    if isinstance(seeds := fields.get("seeds", {}), dict):
+        fields["seeds"] = {name: seed for name, seed in seeds.items() if name not in TRAINING_SEEDS}
+    return fingerprint(fields)
 
 
 def changed_settings(base: RunConfig, config: RunConfig) -> list[Change]:
@@ -156,7 +156,7 @@ def _semantic(value: Any, annotation: Any, files: dict[str, Any]) -> Any:
         for name, field in model.model_fields.items()
         if value.get(name) is not None and not _is_operational(field)
     }
-    if value.get("path") in files:
+    if files and value.get("path") in files:
         fields["path"] = files[value["path"]]
     return fields
 
