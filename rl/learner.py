@@ -98,7 +98,9 @@ class Learner:
         mesh: Mesh,
     ) -> None:
         self.config, self.rollout, self.balance, self.mesh = config, rollout, balance, mesh
-        self.program = LearnerProgram(model, config, rollout, balance is not None, mesh)
+        self.program = LearnerProgram(
+            model, config, rollout, balance is not None, mesh, balance is not None and balance.objective.tapered
+        )
         # The two trees are joined in the programs; between steps only the trained one changes.
         self.trained, self.frozen = self.program.place(params)
         # The reference of the KL term is the start itself: the same arrays, kept alive only where a KL term needs them.

@@ -23,7 +23,9 @@ class Objective:
     """How g+ and g- become the gradient of an update: g+ + f * g-. An entry of `OBJECTIVES`.
 
     `meaning`: what the factor f does, in words. `by_norms`: f depends on the norms, so that it matters whether they are
-    those of a group or of the whole step. `drops_negative`: g- is left out rather than multiplied by zero.
+    those of a group or of the whole step. `drops_negative`: g- is left out rather than multiplied by zero. `tapered`:
+    where the sampler's policy is an older one, in place of the clipped ratio of each token, a completion below the mean
+    counts by the ratio of the whole completion, at most 1, and one above it fully.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Objective:
     factor: Factor
     by_norms: bool = True
     drops_negative: bool = False
+    tapered: bool = False
 
 
 OBJECTIVES: dict[str, Objective] = {}
@@ -144,3 +147,16 @@ def _constant(positive: Any, negative: Any, settings: Balance) -> Any:
 )
 def _positives(positive: Any, negative: Any, settings: Balance) -> Any:
     return 0.0
+
+
+@objective(
+    "tapered",
+    title="tapered off-policy",
+    formula="g+ + g-",
+    source="TOPR, arXiv:2503.14286",
+    meaning="1; off-policy g- has each completion by its probability ratio, at most 1, and nothing is clipped",
+    by_norms=False,
+    tapered=True,
+)
+def _tapered(positive: Any, negative: Any, settings: Balance) -> Any:
+    return 1.0

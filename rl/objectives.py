@@ -42,6 +42,17 @@ def importance_weights(logprobs_BL: Array, sampled_BL: Array, cap: float | None)
     return ratio_BL if cap is None else jnp.minimum(ratio_BL, cap)
 
 
+def tapered_weights(logprobs_BL: Array, sampled_BL: Array, mask_BL: Array, advantage_B: Array) -> Array:
+    """Weights [B, 1] of completions of an older policy, without a gradient (TOPR, arXiv:2503.14286).
+
+    1 for a completion above the mean of its group; for one below it pi / pi_sampled of the whole completion, at most 1:
+    what the policy no longer does is pushed down no further. `mask_BL`: 1 for the tokens of a completion.
+    """
+    difference_BL = jnp.where(mask_BL > 0, logprobs_BL - sampled_BL, 0.0)
+    ratio_B1 = jnp.exp(jnp.minimum(jnp.sum(lax.stop_gradient(difference_BL), axis=1, keepdims=True), 0.0))
+    return jnp.where(advantage_B[:, None] < 0, ratio_B1, 1.0)
+
+
 def kl_to_reference(logprobs_BL: Array, reference_BL: Array) -> Array:
     """Estimate KL(pi || reference) by token as exp(d) - d - 1, where d = log reference - log pi.
 

@@ -35,7 +35,7 @@ from nautile.model.nautile import PrefixStates, continue_from, run_prefixes, sha
 from nautile.model.program_thread import program_threads
 from nautile.model.sharding import ROWS, OnMesh, on_mesh, parameter_shardings, replicated, row_sharding
 from nautile.model.training import optimizer
-from nautile.rl.objectives import importance_weights, kl_to_reference, surrogate
+from nautile.rl.objectives import importance_weights, kl_to_reference, surrogate, tapered_weights
 
 BLOCKS = "blocks"
 BATCH_ARRAYS = ("tokens", "targets", "segments", "weights", "sampled", "advantage", "source")
@@ -119,12 +119,19 @@ def _matches(name: str, leaves: Mapping[str, Any], block_count: int) -> dict[str
 class LearnerProgram:
     """The compiled programs of a run's updates and the shardings of their arrays.
 
-    `separate_kl`: return the KL term's gradient separately, not as part of the policy's. `rl.ahead_of_time` compiles
-    the programs from shapes alone, to estimate their memory.
+    `separate_kl`: return the KL term's gradient separately, not as part of the policy's. `tapered`: weigh off-policy
+    completions by `rl.objectives.tapered_weights` in place of the clipped ratio. `rl.ahead_of_time` compiles the
+    programs from shapes alone, to estimate their memory.
     """
 
     def __init__(
-        self, model: ModelConfig, config: PolicyConfig, rollout: RolloutConfig, separate_kl: bool, mesh: Mesh
+        self,
+        model: ModelConfig,
+        config: PolicyConfig,
+        rollout: RolloutConfig,
+        separate_kl: bool,
+        mesh: Mesh,
+        tapered: bool = False,
     ) -> None:
         self.model, self.config, self.rollout, self.mesh = model, config, rollout, mesh
         self.subset = ParameterSubset(model, config.train)
@@ -156,7 +163,7 @@ class LearnerProgram:
         # Two versions: with and without the ratio to the log-probabilities that the sampler recorded.
         # Where the two temperatures differ, `sampler_gap` and the ratio measure that difference too.
         temperature = config.temperature or rollout.temperature
-        gradients = partial(completion_gradients, model, config, separate_kl, self.subset, temperature)
+        gradients = partial(completion_gradients, model, config, separate_kl, tapered, self.subset, temperature)
         self.completion_gradients = {
             ratio: on_mesh(partial(gradients, ratio), inputs, outputs) for ratio in (True, False)
         }
@@ -248,6 +255,7 @@ def completion_gradients(
     model: ModelConfig,
     config: PolicyConfig,
     separate_kl: bool,
+    tapered: bool,
     subset: ParameterSubset,
     temperature: float,
     ratio: bool,
@@ -266,7 +274,8 @@ def completion_gradients(
     the `frozen` parameters. `lengths_U`: tokens of each prompt. `batch`: see `rl.training_rows.completion_batches`.
 
     `ratio` false: the update is taken to be on-policy, and weighed by `policy.importance_cap` if that is set; true: it
-    is weighed by the clipped ratio to the log-probabilities recorded at sampling. The counts are sums over tokens.
+    is weighed by the clipped ratio to the log-probabilities recorded at sampling, or by `tapered_weights`. The counts
+    are sums over tokens.
     """
     weights_BL = batch["weights"]
 
@@ -287,16 +296,18 @@ def completion_gradients(
         logprobs_BL, entropy_BL = logprobs(trained, prompt_states)
         # On-policy the ratio is 1 by definition. The recorded log-probabilities come from another program, and differ
         # by rounding: that is what the importance weights are for.
-        sampled_BL = batch["sampled"] if ratio else lax.stop_gradient(logprobs_BL)
+        sampled_BL = batch["sampled"] if ratio and not tapered else lax.stop_gradient(logprobs_BL)
         policy_BL, clipped_BL = surrogate(logprobs_BL, sampled_BL, batch["advantage"], CLIP_RATIO)
         if not ratio and config.importance_cap is not None:
             policy_BL *= importance_weights(logprobs_BL, batch["sampled"], config.importance_cap)
+        mask_BL = (weights_BL > 0).astype(jnp.float32)
+        if ratio and tapered:
+            policy_BL *= tapered_weights(logprobs_BL, batch["sampled"], mask_BL, batch["advantage"])
         ratio_BL = importance_weights(logprobs_BL, batch["sampled"], None)
         above_BL = (ratio_BL > (config.importance_cap or USUAL_CAP)).astype(jnp.float32)
         kl_BL = jnp.zeros_like(policy_BL)
         if reference_BL is not None:
             kl_BL = kl_to_reference(logprobs_BL, reference_BL)
-        mask_BL = (weights_BL > 0).astype(jnp.float32)
         counts = {
             "tokens": jnp.sum(mask_BL),
             "entropy": jnp.sum(entropy_BL * mask_BL),

@@ -62,10 +62,10 @@ def shared_programs():
     """Learners of equal settings share what they compile: tracing it is most of what a learner costs."""
     program, updates, initialise = cache(LearnerProgram), {}, Learner.__init__
 
-    def shared(model, config, rollout, apart, mesh):
+    def shared(model, config, rollout, apart, mesh, tapered):
         defaults = {"steps": 1} | {name: PolicyConfig.model_fields[name].default for name in NOT_COMPILED}
         defaults |= {name: field.default for name, field in PolicyConfig.model_fields.items() if "guard" in name}
-        return program(model, config.model_copy(update=defaults), rollout, apart, mesh)
+        return program(model, config.model_copy(update=defaults), rollout, apart, mesh, tapered)
 
     def sharing(learner, *arguments):
         initialise(learner, *arguments)

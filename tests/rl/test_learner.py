@@ -231,6 +231,29 @@ def test_an_importance_cap_weighs_each_token_and_the_metrics_are_always_there(mo
 
 
 @pytest.mark.slow
+def test_tapered_negatives_weigh_by_the_ratio_of_their_completion_and_only_off_policy(model, params, groups):
+    """Against whole rows with the weights of TOPR, from log-probabilities in numpy; nothing is clipped."""
+    rng = np.random.default_rng(5)
+    (batch,) = batches(rows_of(groups), 8, LENGTH)
+    values_BL = np.asarray(jax.jit(lambda params: logprobs(params, model, batch)[0])(params))
+    around = iter(values_BL.mean() + rng.uniform(-0.3, 0.3, 8))
+    groups = [
+        replace(g, rollouts=[replace(r, logprobs=np.full(len(r.ids), next(around), np.float32)) for r in g.rollouts])
+        for g in groups
+    ]
+    (batch,) = batches(rows_of(groups), 8, LENGTH)
+    real_BL = batch["weights"] > 0
+    ratio_B = np.exp(np.where(real_BL, values_BL - batch["sampled"], 0).sum(axis=1))
+    weight_B = np.where(batch["advantage"] < 0, np.minimum(ratio_B, 1), 1)
+    assert 0.01 < weight_B.min() < 0.9
+    learner, weighed = learner_of(model, params, "tapered"), {**batch, "weights": batch["weights"] * weight_B[:, None]}
+    for ratio, expected in ((True, weighed), (False, batch)):
+        plus, minus = learner._signed_gradients(rows_of(groups), ratio, shared := {})
+        close(jax.tree.map(np.add, plus, minus), whole_rows(model)(params, expected)[1])
+        assert means_of(jax.device_get(shared["counts"]))["clip_share"] == 0
+
+
+@pytest.mark.slow
 def test_the_sampler_keeps_its_parameters_for_the_steps_asked_also_when_resumed(model, params, groups):
     learner = learner_of(model, params, "plain", sync_every=2)
     learner.update(groups)

@@ -11,7 +11,14 @@ from nautile.common.errors import ConfigError
 from nautile.common.text import markdown_table
 from nautile.model.training.optimizer import norm
 from nautile.rl.objective_registry import OBJECTIVES, Balance
-from nautile.rl.objectives import balance, importance_weights, kl_to_reference, surrogate, token_weights
+from nautile.rl.objectives import (
+    balance,
+    importance_weights,
+    kl_to_reference,
+    surrogate,
+    tapered_weights,
+    token_weights,
+)
 from nautile.rl.rewards import advantages
 
 
@@ -56,6 +63,26 @@ def test_importance_weights_against_straight_numpy(cap):
 
     np.testing.assert_allclose(importance_weights(new, old, cap), expected, rtol=1e-5)
     np.testing.assert_allclose(slope(jnp.asarray(new)), -advantage[:, None] * expected, rtol=1e-5)
+
+
+def test_tapered_weights_against_straight_numpy():
+    """[pi / pi_sampled] of a whole completion, at most 1, below the mean; 1 above it; tokens that pad do not count."""
+    rng = np.random.default_rng(0)
+    new, old, advantage = -2 * rng.random((6, 5)), -2 * rng.random((6, 5)), np.array([1, 0.2, -1, -0.5, -2, -0.1])
+    mask = np.array([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]] * 3)
+    old[0::2, 4] = -np.inf  # whatever stands there
+    expected = [
+        1.0 if a > 0 else min(1.0, float(np.prod(np.exp(n - o)[m > 0])))
+        for n, o, m, a in zip(new, old, mask, advantage, strict=True)
+    ]
+    assert 0 < min(expected) < max(expected[2:]) == 1
+
+    @jax.grad
+    def slope(new):
+        return jnp.sum(tapered_weights(new, old, mask, advantage) * new)
+
+    np.testing.assert_allclose(tapered_weights(new, old, mask, advantage)[:, 0], expected, rtol=1e-5)
+    np.testing.assert_allclose(slope(jnp.asarray(new)), np.tile(np.array(expected)[:, None], 5), rtol=1e-5)
 
 
 def test_kl_is_positive_and_its_gradient_depends_on_the_reference():
@@ -110,6 +137,7 @@ FORMULAS = {
     "plain": lambda up, down: up + down,
     "constant": lambda up, down: up + 0.3 * down,
     "positives": lambda up, down: up,
+    "tapered": lambda up, down: up + down,
 }
 
 
