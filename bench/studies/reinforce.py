@@ -41,6 +41,8 @@ any of their cells ran:
 7. `staleness`: the sampler copied every 1, 10 and 40 updates × {plain, balanced over the group, positives alone}.
    Staleness hurts an arm if its lead at 40 over itself at 1 has an interval below 0; TOPR's clamp follows only then.
    Both families are corrected by Holm, each within itself.
+   Added when two seeds had run, in which every arm ended lower at 40, and before a cell of it: TOPR's clamp (objective
+   `tapered`) at 40, tested over plain at 40. It helps if that interval is above 0.
 """
 
 import sys
@@ -98,6 +100,7 @@ FURTHER_SEEDS = (1, 2, 3, 4, 5)
 FURTHER = {"table": "The embedding table", "staleness": "Stale samplers"}  # phase -> heading
 FURTHER_STEPS, FURTHER_PROBLEMS = 100, 1000
 COPIED = (1, 10, 40)  # updates between copies of the policy to the sampler
+TAPERED = f"TOPR's clamp, copied every {COPIED[-1]}"
 
 
 def further_arms(phase: str) -> dict[str, tuple[str, ...]]:
@@ -105,11 +108,12 @@ def further_arms(phase: str) -> dict[str, tuple[str, ...]]:
     objectives = {PLAIN: RATE_ARMS[PLAIN], PRIMARY: GROUP}
     if phase == "staleness":
         objectives["positives alone"] = ('reason.objective="positives"',)
-        return {
+        arms = {
             f"{name}, copied every {steps}": (*own, f"reason.policy.sync_every={steps}")
             for name, own in objectives.items()
             for steps in COPIED
         }
+        return arms | {TAPERED: ('reason.objective="tapered"', f"reason.policy.sync_every={COPIED[-1]}")}
     tables = {"trained": (), "frozen": ('reason.policy.train=["blocks"]',)}
     sampled = {"1": (), "0.5": ("reason.rollout.temperature=0.5", "reason.policy.temperature=1.0")}
     return {
@@ -124,6 +128,8 @@ def baseline_of(phase: str, arm: str) -> str:
     """The arm over which an arm's lead is tested: plain; of the further questions, itself without the change."""
     if phase == "table":
         return arm.replace("table frozen", "table trained")
+    if arm == TAPERED:
+        return f"{PLAIN}, copied every {COPIED[-1]}"
     return PLAIN if phase == "arms" else f"{arm.partition(', copied')[0]}, copied every 1"
 
 

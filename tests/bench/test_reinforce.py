@@ -61,7 +61,7 @@ def test_supervised_training_goes_on_from_the_start(read, store):
     assert start.full_id in pretrain.inputs.values()
 
 
-@pytest.mark.parametrize(("phase", "arms", "baselines"), [("table", 8, 4), ("staleness", 9, 3)])
+@pytest.mark.parametrize(("phase", "arms", "baselines"), [("table", 8, 4), ("staleness", 10, 4)])
 def test_the_further_arms_differ_and_each_has_its_baseline(read, phase, arms, baselines):
     settings = further_arms(phase)
     runs = read(settings, "evaluate:reason")
